@@ -1,0 +1,254 @@
+/* Chiasma: FP8 sparse MLA decoding attention. The C interface.
+ *
+ * Every function that can fail returns a chiasma_status; chiasma_last_error() then holds, for the calling thread, a
+ * message that names the argument, its value and what is allowed. Nothing here prints, exits, throws or allocates
+ * device memory. All functions may be called from any thread; plans are immutable once made and may be shared.
+ *
+ * Names used in shape comments: b requests, s_q query tokens per request, h_q query heads, topk selected KV tokens per
+ * query token, page tokens per cache page, d_qk width of a query (576 for v32 and bf16 caches, 512 for v4).
+ */
+#ifndef CHIASMA_CHIASMA_H_
+#define CHIASMA_CHIASMA_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define CHIASMA_API
+#else
+#define CHIASMA_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CHIASMA_VERSION_MAJOR 0
+#define CHIASMA_VERSION_MINOR 1
+#define CHIASMA_VERSION_PATCH 0
+
+/* "major.minor.patch" of the library that is running, which may differ from the header's macros. */
+CHIASMA_API const char* chiasma_version(void);
+
+/* ---- Status ------------------------------------------------------------------------------------------------- */
+
+typedef enum chiasma_status {
+  CHIASMA_OK = 0,
+  CHIASMA_INVALID_ARGUMENT = 1,   /* an argument breaks its documented rule */
+  CHIASMA_UNSUPPORTED = 2,        /* legal, but no kernel of this build and device does it; the message says what is missing */
+  CHIASMA_DEVICE_UNAVAILABLE = 3, /* no such device, or this build has no support for its kind */
+  CHIASMA_OUT_OF_MEMORY = 4,      /* a host allocation failed */
+  CHIASMA_DEVICE_ERROR = 5,       /* the device runtime reported an error; the message quotes it */
+  CHIASMA_INTERNAL_ERROR = 6      /* a defect of this library; please report the message */
+} chiasma_status;
+
+/* Static name of a status, such as "invalid argument". Never NULL. */
+CHIASMA_API const char* chiasma_status_name(chiasma_status status);
+
+/* Message of the calling thread's last failed call; "" before any failure. Valid until that thread's next failure. */
+CHIASMA_API const char* chiasma_last_error(void);
+
+/* ---- Tensors ------------------------------------------------------------------------------------------------ */
+
+typedef enum chiasma_dtype {
+  CHIASMA_UINT8 = 1, /* raw cache bytes */
+  CHIASMA_INT32 = 2,
+  CHIASMA_INT64 = 3,
+  CHIASMA_BFLOAT16 = 4,
+  CHIASMA_FLOAT32 = 5,
+  CHIASMA_FLOAT64 = 6
+} chiasma_dtype;
+
+/* The numbers are DLPack's. */
+typedef enum chiasma_device_kind { CHIASMA_CPU = 1, CHIASMA_CUDA = 2 } chiasma_device_kind;
+
+typedef struct chiasma_device {
+  chiasma_device_kind kind;
+  int32_t index; /* 0 for the CPU */
+} chiasma_device;
+
+#define CHIASMA_MAX_RANK 5
+
+/* A view of caller-owned memory. rank 0 means "absent" and is how an optional argument is left out. Strides count
+ * elements, are >= 0, and are ignored where the extent is 1 or any extent is 0. */
+typedef struct chiasma_tensor {
+  void* data; /* may be NULL where some extent is 0, and while planning */
+  int32_t rank;
+  chiasma_dtype dtype;
+  chiasma_device device;
+  int64_t shape[CHIASMA_MAX_RANK];
+  int64_t stride[CHIASMA_MAX_RANK];
+} chiasma_tensor;
+
+/* A tensor with row-major contiguous strides. `rank` must be 0..CHIASMA_MAX_RANK; otherwise the result is absent. */
+CHIASMA_API chiasma_tensor chiasma_contiguous(void* data, chiasma_dtype dtype, chiasma_device device, int32_t rank,
+                                              const int64_t* shape);
+
+/* ---- KV cache ----------------------------------------------------------------------------------------------- */
+
+/* docs/kv_format.md has the layouts. */
+typedef enum chiasma_kv_format {
+  CHIASMA_KV_V32 = 1, /* 656 bytes a token: 512 e4m3, 4 float32 scales, 64 bf16 (DeepSeek V3.2, GLM-5) */
+  CHIASMA_KV_V4 = 2,  /* 584 bytes a token: 448 e4m3, 64 bf16, 7 ue8m0 scales kept at the page's end (DeepSeek V4.0) */
+  CHIASMA_KV_BF16 = 3 /* 576 bf16 a token */
+} chiasma_kv_format;
+
+typedef enum chiasma_scale_mode {
+  CHIASMA_SCALE_POW2 = 1, /* 2^ceil(log2(max(amax / 448, 1e-4))) */
+  CHIASMA_SCALE_AMAX = 2  /* amax / 448 */
+} chiasma_scale_mode;
+
+/* Smallest page stride in bytes that the writers of a format use for pages of `page` tokens; 0 for bad arguments. */
+CHIASMA_API int64_t chiasma_kv_page_bytes(chiasma_kv_format format, int64_t page);
+
+/* d_qk^-1/2, the softmax scale used when a model states none. 0 for an unknown format. */
+CHIASMA_API double chiasma_default_sm_scale(chiasma_kv_format format);
+
+/* ---- Decode ------------------------------------------------------------------------------------------------- */
+
+/* One decode call. Zero-initialise, then fill: absent optional tensors are then already right.
+ *
+ * For each query token, softmax(sm_scale * q . K) over the selected rows, times V; natural logarithm.
+ *   - An index counts only if 0 <= index < num_pages * page; anything else is masked, wherever it stands. A slot named
+ *     twice counts twice. Bytes of slots that are not selected never influence a result.
+ *   - A row with no valid entry gives out = 0 and lse = -infinity.
+ *   - attn_sink multiplies out by exp(lse) / (exp(lse) + exp(sink)) and leaves lse alone.
+ * Outputs must not overlap the inputs or themselves. All tensors live on one device. */
+typedef struct chiasma_decode_args {
+  chiasma_kv_format format;
+  double sm_scale; /* any finite number; chiasma_default_sm_scale() is the models' default */
+
+  chiasma_tensor q;        /* bf16 [b, s_q, h_q, d_qk]; h_q 1..128; last dimension contiguous */
+  chiasma_tensor kv_cache; /* uint8 [num_pages, page, 656] (v32) or [num_pages, page, 584] (v4), bf16 [num_pages, page,
+                              576] (bf16); or with a head dimension of 1 before the last. Any page >= 1. stride(0) is any
+                              multiple of 16 bytes that holds a page; rows inside a page are packed. */
+  chiasma_tensor indices;  /* int32 [b, s_q, topk]; topk >= 0; last dimension contiguous. Slots: page_index * page + offset */
+  chiasma_tensor topk_length; /* optional int32 [b]: how many leftmost entries of the request's rows count, clamped to
+                                 [0, topk]; what lies behind is not read */
+  chiasma_tensor attn_sink;   /* optional float32 [h_q] */
+
+  /* Optional second cache, v4 only; same rules, its own page size. Attended together with the first. */
+  chiasma_tensor extra_kv_cache;
+  chiasma_tensor extra_indices;     /* int32 [b, s_q, extra_topk] */
+  chiasma_tensor extra_topk_length; /* optional int32 [b] */
+
+  chiasma_tensor out; /* bf16 [b, s_q, h_q, 512]; last dimension contiguous */
+  chiasma_tensor lse; /* float32 [b, s_q, h_q] */
+} chiasma_decode_args;
+
+/* What a plan may decide on. Zero-initialised means "choose for me, on the tensors' device". */
+typedef struct chiasma_plan_options {
+  const char* kernel;      /* a registry name, or NULL: the environment's CHIASMA_KERNEL, else the best that fits */
+  int32_t batch_invariant; /* nonzero: a request's bits do not depend on what else is in the batch */
+  int32_t num_splits;      /* parts that each row of indices is divided into; 0 = automatic */
+  int32_t num_threads;     /* CPU only: worker threads; 0 = all that the process may use. Never changes a result. */
+} chiasma_plan_options;
+
+typedef struct chiasma_decode_plan chiasma_decode_plan; /* opaque, immutable */
+
+/* Chooses a kernel and a schedule from shapes, strides, dtypes and options alone: tensor contents and addresses are not
+ * looked at, so a plan stays right when a CUDA graph is replayed with other data. `options` may be NULL. On success
+ * *plan is to be released with chiasma_decode_plan_destroy(); on failure it is NULL.
+ * CHIASMA_UNSUPPORTED's message lists each kernel considered and what it lacks. */
+CHIASMA_API chiasma_status chiasma_decode_plan_create(const chiasma_decode_args* args, const chiasma_plan_options* options,
+                                                      chiasma_decode_plan** plan);
+CHIASMA_API void chiasma_decode_plan_destroy(chiasma_decode_plan* plan); /* NULL is allowed */
+
+/* Bytes of scratch memory that chiasma_decode_run() needs on the plan's device. May be 0. */
+CHIASMA_API size_t chiasma_decode_plan_workspace_bytes(const chiasma_decode_plan* plan);
+/* Registry name of the chosen kernel, and a text of several lines that says what was chosen and why. They live as long
+ * as the plan. */
+CHIASMA_API const char* chiasma_decode_plan_kernel(const chiasma_decode_plan* plan);
+CHIASMA_API const char* chiasma_decode_plan_text(const chiasma_decode_plan* plan);
+
+/* Runs a plan. `args` must have the shapes, dtypes, devices and optional tensors that it was made for; addresses, strides
+ * and contents may differ. `workspace`: at least workspace_bytes, 256-byte aligned, on the plan's device, used by one run
+ * at a time; its contents need no initialisation and carry nothing from run to run. `stream` is a cudaStream_t (NULL: the
+ * default stream), ignored on the CPU. CUDA work is queued and not waited for; CPU work is done on return.
+ * Nothing is written on failure. */
+CHIASMA_API chiasma_status chiasma_decode_run(const chiasma_decode_plan* plan, const chiasma_decode_args* args,
+                                              void* workspace, size_t workspace_bytes, void* stream);
+
+/* ---- The oracle --------------------------------------------------------------------------------------------- */
+
+/* float64 reference results for some query tokens of a decode call, computed plainly from the stored bytes, on the CPU
+ * (all tensors of args must be there; out and lse of args are ignored and may be absent). rows[n] = request * s_q + query
+ * token selects the n-th result; rows NULL means all, in order, and num_rows must then be b * s_q.
+ * out [num_rows, h_q, 512], lse [num_rows, h_q]. value_rms [num_rows, h_q], optional: root mean square of the selected V
+ * rows weighted by their probabilities, the yardstick for rows whose values cancel. */
+CHIASMA_API chiasma_status chiasma_decode_oracle(const chiasma_decode_args* args, const int64_t* rows, int64_t num_rows,
+                                                 double* out, double* lse, double* value_rms);
+
+/* ---- Merge -------------------------------------------------------------------------------------------------- */
+
+/* Combines partial results over disjoint sets of KV tokens, as context parallelism needs:
+ * lse = log(sum_i exp(lse_i)), out = sum_i exp(lse_i - lse) * out_i. A part with lse = -infinity is an exact identity,
+ * whatever its out holds; all parts empty gives (0, -infinity). */
+typedef struct chiasma_merge_args {
+  chiasma_tensor part_out; /* bf16 or float32 [parts, b, s_q, h_q, 512]; parts >= 1 */
+  chiasma_tensor part_lse; /* float32 [parts, b, s_q, h_q] */
+  chiasma_tensor out;      /* bf16 or float32 [b, s_q, h_q, 512] */
+  chiasma_tensor lse;      /* float32 [b, s_q, h_q] */
+} chiasma_merge_args;
+
+CHIASMA_API chiasma_status chiasma_merge(const chiasma_merge_args* args, void* stream);
+
+/* ---- Cache operations --------------------------------------------------------------------------------------- */
+
+/* Quantises rows and stores them in a paged cache. Rounds to nearest even and saturates at 448. An all-zero tile gets codes
+ * 0 and a finite positive scale. A NaN or infinity stays within its tile: NaN becomes code NaN (0x7F); infinities saturate, the tile's
+ * scale being chosen from its finite values. */
+typedef struct chiasma_quantize_args {
+  chiasma_kv_format format; /* V32 or V4 */
+  chiasma_scale_mode scale; /* V4 has only POW2 */
+  chiasma_tensor kv;        /* bf16 [tokens, d_qk], RoPE last; last dimension contiguous */
+  chiasma_tensor slot_mapping;    /* optional int64 [tokens]: slot of each row, -1 skips it; absent: row i goes to slot i.
+                                     Two rows with one slot: the later one wins. */
+  chiasma_tensor kv_cache;        /* as in chiasma_decode_args */
+  chiasma_tensor nonfinite_count; /* optional int64 [1]: receives the number of NaN and infinite inputs among rows stored */
+} chiasma_quantize_args;
+
+CHIASMA_API chiasma_status chiasma_quantize(const chiasma_quantize_args* args, void* stream);
+
+/* The other way: every slot of a cache as float32 or bf16 rows (bf16 rounds to nearest even). */
+typedef struct chiasma_dequantize_args {
+  chiasma_kv_format format; /* V32 or V4 */
+  chiasma_tensor kv_cache;  /* as in chiasma_decode_args */
+  chiasma_tensor kv;        /* float32 or bf16 [num_pages, page, d_qk], RoPE last; last dimension contiguous */
+} chiasma_dequantize_args;
+
+CHIASMA_API chiasma_status chiasma_dequantize(const chiasma_dequantize_args* args, void* stream);
+
+/* ---- Devices and kernels ------------------------------------------------------------------------------------ */
+
+typedef struct chiasma_device_info {
+  chiasma_device device;
+  char name[128];
+  int32_t compute_units; /* CPU: hardware threads the process may use; CUDA: multiprocessors */
+  int32_t cuda_capability; /* major * 10 + minor; 0 for the CPU */
+  int64_t memory_bytes;
+} chiasma_device_info;
+
+/* Devices this build can use on this machine; the CPU is always number 0. Fails with an index out of range. */
+CHIASMA_API int32_t chiasma_device_count(void);
+CHIASMA_API chiasma_status chiasma_device_query(int32_t number, chiasma_device_info* info);
+/* CHIASMA_OK, or why CUDA cannot be used: not in this build, no driver, no device. */
+CHIASMA_API chiasma_status chiasma_cuda_available(void);
+
+typedef struct chiasma_kernel_info {
+  const char* name; /* the string that logs, results, --kernel and CHIASMA_KERNEL use */
+  chiasma_device_kind device_kind;
+  const char* summary;  /* one line */
+  const char* supports; /* one line: formats, heads, options, hardware */
+} chiasma_kernel_info;
+
+CHIASMA_API int32_t chiasma_kernel_count(void);
+CHIASMA_API chiasma_status chiasma_kernel_query(int32_t number, chiasma_kernel_info* info);
+/* CHIASMA_OK if the named kernel can do this call; otherwise the message says what it lacks. */
+CHIASMA_API chiasma_status chiasma_kernel_check(const char* kernel, const chiasma_decode_args* args);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* CHIASMA_CHIASMA_H_ */
