@@ -67,6 +67,14 @@ typedef struct chiasma_device {
   int32_t index; /* 0 for the CPU */
 } chiasma_device;
 
+typedef struct chiasma_device_info {
+  chiasma_device device;
+  char name[128];
+  int32_t compute_units; /* CPU: hardware threads the process may use; CUDA: multiprocessors */
+  int32_t cuda_capability; /* major * 10 + minor; 0 for the CPU */
+  int64_t memory_bytes;
+} chiasma_device_info;
+
 #define CHIASMA_MAX_RANK 5
 
 /* A view of caller-owned memory. rank 0 means "absent" and is how an optional argument is left out. Strides count
@@ -142,6 +150,8 @@ typedef struct chiasma_plan_options {
   int32_t batch_invariant; /* nonzero: a request's bits do not depend on what else is in the batch */
   int32_t num_splits;      /* parts that each row of indices is divided into; 0 = automatic */
   int32_t num_threads;     /* CPU only: worker threads; 0 = all that the process may use. Never changes a result. */
+  const chiasma_device_info* device_info; /* plan for this device instead of asking the tensors' own, so that planning
+                                             needs no device; NULL: ask */
 } chiasma_plan_options;
 
 typedef struct chiasma_decode_plan chiasma_decode_plan; /* opaque, immutable */
@@ -220,14 +230,6 @@ typedef struct chiasma_dequantize_args {
 CHIASMA_API chiasma_status chiasma_dequantize(const chiasma_dequantize_args* args, void* stream);
 
 /* ---- Devices and kernels ------------------------------------------------------------------------------------ */
-
-typedef struct chiasma_device_info {
-  chiasma_device device;
-  char name[128];
-  int32_t compute_units; /* CPU: hardware threads the process may use; CUDA: multiprocessors */
-  int32_t cuda_capability; /* major * 10 + minor; 0 for the CPU */
-  int64_t memory_bytes;
-} chiasma_device_info;
 
 /* Devices this build can use on this machine; the CPU is always number 0. Fails with an index out of range. */
 CHIASMA_API int32_t chiasma_device_count(void);

@@ -44,7 +44,7 @@ Status unsupported(const Parts&... parts) {
 
 }  // namespace chiasma
 
-#define CHIASMA_RETURN_IF_ERROR(expression)                  \
-  do {                                                       \
+#define CHIASMA_RETURN_IF_ERROR(expression)                                      \
+  do {                                                                           \
     if (::chiasma::Status status_ = (expression); !status_.ok()) return status_; \
   } while (false)

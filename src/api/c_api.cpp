@@ -1,0 +1,228 @@
+// The C interface: turns Status into codes and per-thread messages, and keeps exceptions from crossing.
+#include <cmath>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "api/devices.h"
+#include "api/plan.h"
+#include "api/registry.h"
+#include "api/status.h"
+#include "api/tensor_check.h"
+#include "api/validate.h"
+#include "chiasma/chiasma.h"
+#include "cpu/cache_ops.h"
+#include "cpu/oracle.h"
+
+namespace chiasma {
+namespace {
+
+thread_local std::string last_error;
+
+// Keeping the message can itself run out of memory; the code still gets through then.
+chiasma_status report(chiasma_status code, const char* message) noexcept {
+  try {
+    last_error = message;
+  } catch (...) {
+    last_error.clear();
+  }
+  return code;
+}
+
+template <typename Function>
+chiasma_status guarded(Function&& function) noexcept {
+  try {
+    const Status status = function();
+    return status.ok() ? CHIASMA_OK : report(status.code(), status.message().c_str());
+  } catch (const std::bad_alloc&) {
+    return report(CHIASMA_OUT_OF_MEMORY, "a host memory allocation failed");
+  } catch (const std::exception& error) {
+    return report(CHIASMA_INTERNAL_ERROR, error.what());
+  } catch (...) {
+    return report(CHIASMA_INTERNAL_ERROR, "unexpected exception");
+  }
+}
+
+// Cache operations and merge exist on the CPU only so far.
+Status require_cpu(const char* operation, const chiasma_tensor& tensor) {
+  if (tensor.device.kind == CHIASMA_CPU) return {};
+  return unsupported(operation, " takes cpu tensors only; these are on ", device_text(tensor.device));
+}
+
+bool is_known_format(chiasma_kv_format format) {
+  return format == CHIASMA_KV_V32 || format == CHIASMA_KV_V4 || format == CHIASMA_KV_BF16;
+}
+
+}  // namespace
+}  // namespace chiasma
+
+using chiasma::guarded;
+using chiasma::Status;
+
+const char* chiasma_version(void) {
+  return CHIASMA_VERSION_STRING;
+}
+
+const char* chiasma_status_name(chiasma_status status) {
+  switch (status) {
+    case CHIASMA_OK: return "ok";
+    case CHIASMA_INVALID_ARGUMENT: return "invalid argument";
+    case CHIASMA_UNSUPPORTED: return "unsupported";
+    case CHIASMA_DEVICE_UNAVAILABLE: return "device unavailable";
+    case CHIASMA_OUT_OF_MEMORY: return "out of memory";
+    case CHIASMA_DEVICE_ERROR: return "device error";
+    case CHIASMA_INTERNAL_ERROR: return "internal error";
+  }
+  return "unknown status";
+}
+
+const char* chiasma_last_error(void) {
+  return chiasma::last_error.c_str();
+}
+
+chiasma_tensor chiasma_contiguous(void* data, chiasma_dtype dtype, chiasma_device device, int32_t rank,
+                                  const int64_t* shape) {
+  chiasma_tensor tensor{};
+  if (rank < 1 || rank > CHIASMA_MAX_RANK || shape == nullptr) return tensor;
+  tensor.data = data;
+  tensor.rank = rank;
+  tensor.dtype = dtype;
+  tensor.device = device;
+  int64_t stride = 1;
+  for (int32_t dim = rank - 1; dim >= 0; --dim) {
+    tensor.shape[dim] = shape[dim];
+    tensor.stride[dim] = stride;
+    // A product that overflows is left at an impossible value, which validation then names.
+    if (__builtin_mul_overflow(stride, shape[dim], &stride)) stride = -1;
+  }
+  return tensor;
+}
+
+int64_t chiasma_kv_page_bytes(chiasma_kv_format format, int64_t page) {
+  if (!chiasma::is_known_format(format) || page < 1 || page > INT32_MAX) return 0;
+  const auto kv_format = static_cast<chiasma::KvFormat>(format);
+  const int tokens = static_cast<int>(page);
+  return kv_format == chiasma::KvFormat::v4 ? chiasma::v4::padded_page_bytes(tokens)
+                                            : chiasma::min_page_bytes(kv_format, tokens);
+}
+
+double chiasma_default_sm_scale(chiasma_kv_format format) {
+  if (!chiasma::is_known_format(format)) return 0;
+  return 1 / std::sqrt(static_cast<double>(chiasma::key_dim(static_cast<chiasma::KvFormat>(format))));
+}
+
+chiasma_status chiasma_decode_plan_create(const chiasma_decode_args* args, const chiasma_plan_options* options,
+                                          chiasma_decode_plan** plan) {
+  if (plan == nullptr) return chiasma::report(CHIASMA_INVALID_ARGUMENT, "plan is NULL; it receives the result");
+  *plan = nullptr;
+  return guarded([&] {
+    std::unique_ptr<chiasma_decode_plan> made;
+    CHIASMA_RETURN_IF_ERROR(chiasma::create_plan(args, options, &made));
+    *plan = made.release();
+    return Status{};
+  });
+}
+
+void chiasma_decode_plan_destroy(chiasma_decode_plan* plan) {
+  delete plan;
+}
+
+size_t chiasma_decode_plan_workspace_bytes(const chiasma_decode_plan* plan) {
+  return plan == nullptr ? 0 : plan->choice.planned->workspace_bytes();
+}
+
+const char* chiasma_decode_plan_kernel(const chiasma_decode_plan* plan) {
+  return plan == nullptr ? "" : plan->choice.kernel->info.name;
+}
+
+const char* chiasma_decode_plan_text(const chiasma_decode_plan* plan) {
+  return plan == nullptr ? "" : plan->choice.text.c_str();
+}
+
+chiasma_status chiasma_decode_run(const chiasma_decode_plan* plan, const chiasma_decode_args* args, void* workspace,
+                                  size_t workspace_bytes, void* stream) {
+  return guarded([&] { return chiasma::run_plan(plan, args, workspace, workspace_bytes, stream); });
+}
+
+chiasma_status chiasma_decode_oracle(const chiasma_decode_args* args, const int64_t* rows, int64_t num_rows,
+                                     double* out, double* lse, double* value_rms) {
+  return guarded([&]() -> Status {
+    chiasma::DecodeProblem problem;
+    CHIASMA_RETURN_IF_ERROR(chiasma::validate_oracle(args, &problem));
+    if (num_rows < 0 || (rows == nullptr && num_rows != problem.num_rows())) {
+      return chiasma::invalid_argument("num_rows is ", num_rows,
+                                       "; without rows it must be b * s_q = ", problem.num_rows());
+    }
+    if (num_rows > 0 && (out == nullptr || lse == nullptr)) {
+      return chiasma::invalid_argument(out == nullptr ? "out" : "lse", " is NULL");
+    }
+    for (int64_t n = 0; rows != nullptr && n < num_rows; ++n) {
+      if (rows[n] < 0 || rows[n] >= problem.num_rows()) {
+        return chiasma::invalid_argument("rows[", n, "] is ", rows[n], "; allowed are 0 to ", problem.num_rows() - 1);
+      }
+    }
+    chiasma::cpu::decode_oracle(problem, rows, num_rows, out, lse, value_rms);
+    return {};
+  });
+}
+
+chiasma_status chiasma_merge(const chiasma_merge_args* args, void* /*stream*/) {
+  return guarded([&]() -> Status {
+    chiasma::MergeProblem problem;
+    CHIASMA_RETURN_IF_ERROR(chiasma::validate_merge(args, &problem));
+    CHIASMA_RETURN_IF_ERROR(chiasma::require_cpu("merge", args->part_out));
+    chiasma::cpu::merge(problem);
+    return {};
+  });
+}
+
+chiasma_status chiasma_quantize(const chiasma_quantize_args* args, void* /*stream*/) {
+  return guarded([&]() -> Status {
+    chiasma::QuantizeProblem problem;
+    CHIASMA_RETURN_IF_ERROR(chiasma::validate_quantize(args, &problem));
+    CHIASMA_RETURN_IF_ERROR(chiasma::require_cpu("quantize", args->kv));
+    chiasma::cpu::quantize(problem);
+    return {};
+  });
+}
+
+chiasma_status chiasma_dequantize(const chiasma_dequantize_args* args, void* /*stream*/) {
+  return guarded([&]() -> Status {
+    chiasma::DequantizeProblem problem;
+    CHIASMA_RETURN_IF_ERROR(chiasma::validate_dequantize(args, &problem));
+    CHIASMA_RETURN_IF_ERROR(chiasma::require_cpu("dequantize", args->kv));
+    chiasma::cpu::dequantize(problem);
+    return {};
+  });
+}
+
+int32_t chiasma_device_count(void) {
+  return chiasma::device_count();
+}
+
+chiasma_status chiasma_device_query(int32_t number, chiasma_device_info* info) {
+  return guarded([&] { return chiasma::query_device(number, info); });
+}
+
+chiasma_status chiasma_cuda_available(void) {
+  return guarded([] { return chiasma::cuda_available(); });
+}
+
+int32_t chiasma_kernel_count(void) {
+  return static_cast<int32_t>(chiasma::kernels().size());
+}
+
+chiasma_status chiasma_kernel_query(int32_t number, chiasma_kernel_info* info) {
+  return guarded([&]() -> Status {
+    if (info == nullptr) return chiasma::invalid_argument("info is NULL");
+    if (number < 0 || number >= chiasma_kernel_count()) {
+      return chiasma::invalid_argument("kernel number is ", number, "; allowed are 0 to ", chiasma_kernel_count() - 1);
+    }
+    *info = chiasma::kernels()[static_cast<size_t>(number)].info;
+    return {};
+  });
+}
+
+chiasma_status chiasma_kernel_check(const char* kernel, const chiasma_decode_args* args) {
+  return guarded([&] { return chiasma::check_kernel(kernel, args); });
+}

@@ -1,0 +1,69 @@
+#include "api/registry.h"
+
+#include <array>
+#include <string_view>
+
+#include "cpu/decode.h"
+
+namespace chiasma {
+namespace {
+
+class CpuPlan final : public PlannedDecode {
+ public:
+  explicit CpuPlan(const cpu::DecodeSchedule& schedule) : schedule_(schedule) {}
+
+  std::size_t workspace_bytes() const override { return schedule_.workspace_bytes; }
+
+  std::string describe() const override {
+    return concat("splits per row: ", schedule_.num_splits, " of up to ", schedule_.tokens_per_split,
+                  " entries (a function of topk alone, so that results depend on neither batch nor threads)\n",
+                  "threads: ", schedule_.num_threads, ", rows at once: ", schedule_.rows_per_wave,
+                  ", instruction set: ", cpu::simd_target());
+  }
+
+  Status run(const DecodeProblem& problem, void* workspace, void* /*stream*/) const override {
+    cpu::run_decode(problem, schedule_, workspace);
+    return {};
+  }
+
+ private:
+  cpu::DecodeSchedule schedule_;
+};
+
+Status check_cpu(const PlanRequest& /*request*/) {
+  return {};
+}
+
+std::unique_ptr<PlannedDecode> plan_cpu(const PlanRequest& request) {
+  return std::make_unique<CpuPlan>(cpu::schedule_decode(request.problem, request.num_splits, request.num_threads));
+}
+
+const std::array kKernels = {
+    Kernel{{"cpu_simd", CHIASMA_CPU, "SIMD decode on the CPU in float32, exact scales",
+            "v32, v4 (with extra cache) and bf16 caches; 1..128 heads; every option; batch invariant by construction"},
+           check_cpu,
+           plan_cpu},
+};
+
+}  // namespace
+
+std::span<const Kernel> kernels() {
+  return kKernels;
+}
+
+const Kernel* find_kernel(const char* name) {
+  for (const Kernel& kernel : kKernels) {
+    if (std::string_view(kernel.info.name) == name) return &kernel;
+  }
+  return nullptr;
+}
+
+std::string kernel_names(chiasma_device_kind kind) {
+  std::string names;
+  for (const Kernel& kernel : kKernels) {
+    if (kernel.info.device_kind == kind) names += concat(names.empty() ? "" : ", ", kernel.info.name);
+  }
+  return names.empty() ? "none" : names;
+}
+
+}  // namespace chiasma

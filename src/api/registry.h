@@ -1,0 +1,50 @@
+// The decode kernels of this build. One entry a kernel: what it is called, what it can do, how it plans and runs.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "api/problem.h"
+#include "api/status.h"
+
+namespace chiasma {
+
+struct PlanRequest {
+  const DecodeProblem& problem;  // addresses are not valid here: only shapes, strides, formats and presence are
+  chiasma_device_info device;
+  bool batch_invariant;
+  int num_splits;   // 0: automatic
+  int num_threads;  // 0: automatic
+};
+
+// A schedule that is ready to run. Immutable.
+class PlannedDecode {
+ public:
+  PlannedDecode() = default;
+  PlannedDecode(const PlannedDecode&) = delete;
+  PlannedDecode& operator=(const PlannedDecode&) = delete;
+  virtual ~PlannedDecode() = default;
+
+  virtual std::size_t workspace_bytes() const = 0;
+  // Lines that say how the work is cut and why.
+  virtual std::string describe() const = 0;
+  virtual Status run(const DecodeProblem& problem, void* workspace, void* stream) const = 0;
+};
+
+struct Kernel {
+  chiasma_kernel_info info;
+  // OK, or what this kernel lacks for the request. Pure.
+  Status (*check)(const PlanRequest& request);
+  // Called only after check() said OK. Pure.
+  std::unique_ptr<PlannedDecode> (*plan)(const PlanRequest& request);
+};
+
+// In order of preference: the first of the right device kind whose check() passes is chosen.
+std::span<const Kernel> kernels();
+// Null if there is none of that name.
+const Kernel* find_kernel(const char* name);
+std::string kernel_names(chiasma_device_kind kind);
+
+}  // namespace chiasma
