@@ -1,0 +1,117 @@
+# ./run test: all stages, one after the other, each with a log of its own; a table at the end. Sourced by ./run.
+#   ./run test           every stage
+#   ./run test NAME...   only these (their builds included): release asan-ubsan tsan fuzz consumer format lint files gpu
+
+readonly LOGS=build/test-logs
+readonly FUZZ_SECONDS=${CHIASMA_FUZZ_SECONDS:-30}
+# Formatting and lint findings differ between versions, so that only one can be the rule.
+readonly LLVM_TOOLS_MAJOR=14
+
+# Exit status by which a stage says that it could not be run here; its last line says why.
+readonly SKIPPED=77
+
+configure_and_build() { cmake --preset "$1" "${launcher[@]}" && cmake --build "build/$1" --parallel "$(nproc)"; }
+run_ctest() { ctest --preset "$1" --parallel "$(nproc)" --no-tests=error "${@:2}"; }
+
+stage_release() { configure_and_build ci && run_ctest ci --label-exclude gpu; }
+
+# The environment keeps what sanitizers slow down in bounds; suites that read it print what they ran.
+stage_asan_ubsan() {
+  configure_and_build asan-ubsan &&
+    UBSAN_OPTIONS=print_stacktrace=1 run_ctest asan-ubsan --label-exclude gpu
+}
+
+# archer tells the thread sanitizer what OpenMP synchronises; without it every parallel region looks like a race.
+stage_tsan() {
+  local archer
+  archer=$(find "/usr/lib/llvm-$(clang_major)/lib" -name libarcher.so 2>/dev/null | head -n 1)
+  if [[ -z $archer ]]; then
+    echo "libarcher.so is not where clang $(clang_major)'s libomp should have put it"
+    return 1
+  fi
+  configure_and_build tsan &&
+    OMP_TOOL_LIBRARIES=$archer TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
+      run_ctest tsan --label-exclude gpu
+}
+
+stage_fuzz() {
+  local target corpus=build/fuzz-corpus
+  cmake --preset asan-ubsan "${launcher[@]}" && cmake --build build/asan-ubsan --target chiasma_fuzzers --parallel "$(nproc)" || return 1
+  for target in fuzz_safetensors fuzz_arguments; do
+    mkdir -p "$corpus/$target"
+    "build/asan-ubsan/tests/fuzz/$target" -max_total_time="$FUZZ_SECONDS" -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
+      -print_final_stats=1 -artifact_prefix="$LOGS/$target-" "$corpus/$target" "tests/fuzz/corpus/${target#fuzz_}" || return 1
+  done
+  echo "$FUZZ_SECONDS s each, nothing found"
+}
+
+stage_consumer() {
+  local prefix=$PWD/build/consumer-prefix
+  rm -rf "$prefix" build/consumer
+  configure_and_build ci &&
+    cmake --install build/ci --prefix "$prefix" &&
+    cmake -G Ninja -S tests/consumer -B build/consumer -DCMAKE_PREFIX_PATH="$prefix" &&
+    cmake --build build/consumer &&
+    "$prefix/bin/chiasma" info &&
+    ctest --test-dir build/consumer --output-on-failure --no-tests=error
+}
+
+llvm_tool_fits() {
+  local major
+  major=$("$1" --version | sed -nE 's/.*version ([0-9]+)\..*/\1/p' | head -n 1)
+  [[ $major == "$LLVM_TOOLS_MAJOR" ]] && return
+  echo "$1 $major is here, $LLVM_TOOLS_MAJOR is the project's"
+  return "$SKIPPED"
+}
+
+stage_format() { llvm_tool_fits clang-format && run_format --check; }
+
+stage_lint() {
+  llvm_tool_fits clang-tidy || return
+  cmake --preset ci "${launcher[@]}" &&
+    git ls-files -z 'src/*.cpp' 'cli/*.cpp' 'harness/*.cpp' |
+    xargs -0 -r -n 1 -P "$(nproc)" clang-tidy --quiet -p build/ci
+}
+
+stage_files() { scripts/check_files.sh; }
+
+stage_gpu() {
+  if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+    echo "no NVIDIA GPU on this machine"
+    return "$SKIPPED"
+  fi
+  configure_and_build ci && run_ctest ci --label-regex gpu
+}
+
+# The line of a log that says most: the test runner's verdict, else the last line.
+verdict_of() { grep -E 'tests passed' "$1" | tail -n 1 | grep . || tail -n 1 "$1"; }
+
+run_tests() {
+  need_packages lint test
+  local stages=("$@") name started status seconds log
+  [[ ${#stages[@]} -gt 0 ]] || stages=(files format release consumer asan-ubsan fuzz tsan lint gpu)
+  local passed=0 failed=0 skipped=0 table=()
+  mkdir -p "$LOGS"
+  for name in "${stages[@]}"; do
+    declare -F "stage_${name//-/_}" >/dev/null || { echo "./run test: no stage '$name'" >&2; exit 2; }
+  done
+  for name in "${stages[@]}"; do
+    log=$LOGS/$name.log
+    started=$SECONDS status=0
+    echo "[$name] ..."
+    # In a shell of its own without errexit's traps: the stages chain with && and return a status.
+    ("stage_${name//-/_}") >"$log" 2>&1 </dev/null || status=$?
+    seconds=$((SECONDS - started))
+    case $status in
+      0) passed=$((passed + 1)) word=ok ;;
+      "$SKIPPED") skipped=$((skipped + 1)) word=SKIPPED ;;
+      *) failed=$((failed + 1)) word=FAILED && tail -n 80 "$log" ;;
+    esac
+    table+=("$(printf '%-10s %-8s %4d s  %s' "$name" "$word" "$seconds" "$(verdict_of "$log")")")
+    echo "${table[-1]}"
+  done
+  printf '\n%s\n' "Summary (logs in $LOGS/)"
+  printf '%s\n' "${table[@]}"
+  printf '\n%s\n' "$passed passed, $failed failed, $skipped skipped"
+  [[ $failed == 0 ]]
+}
