@@ -19,8 +19,12 @@
 #define CHIASMA_API __attribute__((visibility("default")))
 #endif
 
+/* In C++ the enumerations have C's representation and may hold any int, so that a wrong number can be refused. */
 #ifdef __cplusplus
+#define CHIASMA_ENUM(name) enum name : int
 extern "C" {
+#else
+#define CHIASMA_ENUM(name) enum name
 #endif
 
 #define CHIASMA_VERSION_MAJOR 0
@@ -32,7 +36,7 @@ CHIASMA_API const char* chiasma_version(void);
 
 /* ---- Status ------------------------------------------------------------------------------------------------- */
 
-typedef enum chiasma_status {
+typedef CHIASMA_ENUM(chiasma_status) {
   CHIASMA_OK = 0,
   CHIASMA_INVALID_ARGUMENT = 1,   /* an argument breaks its documented rule */
   CHIASMA_UNSUPPORTED = 2,        /* legal, but no kernel of this build and device does it; the message says what is missing */
@@ -50,7 +54,7 @@ CHIASMA_API const char* chiasma_last_error(void);
 
 /* ---- Tensors ------------------------------------------------------------------------------------------------ */
 
-typedef enum chiasma_dtype {
+typedef CHIASMA_ENUM(chiasma_dtype) {
   CHIASMA_UINT8 = 1, /* raw cache bytes */
   CHIASMA_INT32 = 2,
   CHIASMA_INT64 = 3,
@@ -60,7 +64,7 @@ typedef enum chiasma_dtype {
 } chiasma_dtype;
 
 /* The numbers are DLPack's. */
-typedef enum chiasma_device_kind { CHIASMA_CPU = 1, CHIASMA_CUDA = 2 } chiasma_device_kind;
+typedef CHIASMA_ENUM(chiasma_device_kind) { CHIASMA_CPU = 1, CHIASMA_CUDA = 2 } chiasma_device_kind;
 
 typedef struct chiasma_device {
   chiasma_device_kind kind;
@@ -95,13 +99,13 @@ CHIASMA_API chiasma_tensor chiasma_contiguous(void* data, chiasma_dtype dtype, c
 /* ---- KV cache ----------------------------------------------------------------------------------------------- */
 
 /* docs/kv_format.md has the layouts. */
-typedef enum chiasma_kv_format {
+typedef CHIASMA_ENUM(chiasma_kv_format) {
   CHIASMA_KV_V32 = 1, /* 656 bytes a token: 512 e4m3, 4 float32 scales, 64 bf16 (DeepSeek V3.2, GLM-5) */
   CHIASMA_KV_V4 = 2,  /* 584 bytes a token: 448 e4m3, 64 bf16, 7 ue8m0 scales kept at the page's end (DeepSeek V4.0) */
   CHIASMA_KV_BF16 = 3 /* 576 bf16 a token */
 } chiasma_kv_format;
 
-typedef enum chiasma_scale_mode {
+typedef CHIASMA_ENUM(chiasma_scale_mode) {
   CHIASMA_SCALE_POW2 = 1, /* 2^ceil(log2(max(amax / 448, 1e-4))) */
   CHIASMA_SCALE_AMAX = 2  /* amax / 448 */
 } chiasma_scale_mode;

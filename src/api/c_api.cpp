@@ -2,7 +2,9 @@
 #include <cmath>
 #include <exception>
 #include <new>
+#include <numeric>
 #include <string>
+#include <vector>
 
 #include "api/devices.h"
 #include "api/plan.h"
@@ -161,7 +163,9 @@ chiasma_status chiasma_decode_oracle(const chiasma_decode_args* args, const int6
         return chiasma::invalid_argument("rows[", n, "] is ", rows[n], "; allowed are 0 to ", problem.num_rows() - 1);
       }
     }
-    chiasma::cpu::decode_oracle(problem, rows, num_rows, out, lse, value_rms);
+    std::vector<int64_t> all_rows(rows == nullptr ? static_cast<size_t>(num_rows) : 0);
+    std::iota(all_rows.begin(), all_rows.end(), int64_t{0});
+    chiasma::cpu::decode_oracle(problem, rows == nullptr ? all_rows.data() : rows, num_rows, out, lse, value_rms);
     return {};
   });
 }
@@ -209,7 +213,7 @@ chiasma_status chiasma_cuda_available(void) {
 }
 
 int32_t chiasma_kernel_count(void) {
-  return static_cast<int32_t>(chiasma::kernels().size());
+  return static_cast<int32_t>(chiasma::registered_kernels().size());
 }
 
 chiasma_status chiasma_kernel_query(int32_t number, chiasma_kernel_info* info) {
@@ -218,7 +222,7 @@ chiasma_status chiasma_kernel_query(int32_t number, chiasma_kernel_info* info) {
     if (number < 0 || number >= chiasma_kernel_count()) {
       return chiasma::invalid_argument("kernel number is ", number, "; allowed are 0 to ", chiasma_kernel_count() - 1);
     }
-    *info = chiasma::kernels()[static_cast<size_t>(number)].info;
+    *info = chiasma::registered_kernels()[static_cast<size_t>(number)].info;
     return {};
   });
 }

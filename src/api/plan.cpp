@@ -69,7 +69,7 @@ Status select(const PlanRequest& request, const WantedKernel& wanted, const Kern
     return {};
   }
   std::string refusals;
-  for (const Kernel& kernel : kernels()) {
+  for (const Kernel& kernel : registered_kernels()) {
     if (kernel.info.device_kind != request.device.device.kind) continue;
     const Status verdict = check_request(kernel, request);
     if (verdict.ok()) {

@@ -47,7 +47,7 @@ const std::array kKernels = {
 
 }  // namespace
 
-std::span<const Kernel> kernels() {
+std::span<const Kernel> registered_kernels() {
   return kKernels;
 }
 

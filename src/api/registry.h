@@ -42,7 +42,7 @@ struct Kernel {
 };
 
 // In order of preference: the first of the right device kind whose check() passes is chosen.
-std::span<const Kernel> kernels();
+std::span<const Kernel> registered_kernels();
 // Null if there is none of that name.
 const Kernel* find_kernel(const char* name);
 std::string kernel_names(chiasma_device_kind kind);
