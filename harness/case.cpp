@@ -23,6 +23,7 @@ constexpr std::int64_t kMaxTopk = 1 << 20;
 constexpr std::int64_t kMaxPage = 1 << 20;
 constexpr std::int64_t kMaxSplits = 4096;
 constexpr double kMaxQScale = 1e6;
+constexpr double kMaxScale = std::numeric_limits<float>::max();
 
 // One key: how its text becomes a member and back. read() returns "" or what is allowed.
 struct Key {
@@ -95,10 +96,10 @@ Key smscale_key() {
             double value = 0;
             if (text == "default") {
               spec.smscale.reset();
-            } else if (read_number(text, &value) && std::isfinite(value)) {
+            } else if (read_number(text, &value) && std::abs(value) <= kMaxScale) {
               spec.smscale = value;
             } else {
-              return "default or a finite number";
+              return "default or a finite float32 number";
             }
             return {};
           },
@@ -148,7 +149,8 @@ const std::vector<Key>& keys() {
                             {"inf", SinkMode::kPlusInf},
                             {"-inf", SinkMode::kMinusInf}}),
       choice_key<Poison>("poison", &Case::poison, {{"none", Poison::kNone}, {"nan", Poison::kNan}}),
-      choice_key<Layout>("layout", &Case::layout, {{"packed", Layout::kPacked}, {"strided", Layout::kStrided}}),
+      choice_key<Layout>("layout", &Case::layout,
+                         {{"packed", Layout::kPacked}, {"strided", Layout::kStrided}, {"odd", Layout::kOdd}}),
       choice_key<Distribution>(
           "dist", &Case::dist,
           {{"gauss", Distribution::kGauss}, {"outlier", Distribution::kOutlier}, {"const", Distribution::kConst}}),

@@ -17,7 +17,7 @@ enum class IndexPattern { kRandom, kSorted, kWindow, kSame };
 enum class LengthMode { kNone, kFull, kRandom, kZero };
 enum class SinkMode { kNone, kZero, kRandom, kPlusInf, kMinusInf };
 enum class Poison { kNone, kNan };
-enum class Layout { kPacked, kStrided };
+enum class Layout { kPacked, kStrided, kOdd };
 enum class Distribution { kGauss, kOutlier, kConst };
 
 // Member names are the keys of the line.

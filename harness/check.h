@@ -35,7 +35,6 @@ struct CheckOptions {
   double max_multiply_adds = 4e9;
   // Query tokens to check (request * s_q + query token); empty: chosen by max_multiply_adds.
   std::vector<std::int64_t> rows;
-  int num_threads = 0;  // for the oracle; 0: all
 };
 
 struct CheckReport {

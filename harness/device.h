@@ -42,7 +42,11 @@ class Device {
   virtual double time_us(const std::function<void()>& work) = 0;
 };
 
-// "auto", "cpu", "cuda" or "cuda:N". Null on failure, with what is wrong in *error.
+// Whether `name` is "auto", "cpu", "cuda" or "cuda:N".
+bool is_device_name(std::string_view name);
+
+// Null on failure, with what is wrong in *error.
 std::unique_ptr<Device> open_device(std::string_view name, std::string* error);
+std::unique_ptr<Device> open_cpu_device();
 
 }  // namespace chiasma::harness

@@ -44,6 +44,7 @@ class Runner {
 
  private:
   Runner(Workload& workload, Device& device) : workload_(workload), device_(device) {}
+  bool place_tensors(RunError* error);
 
   Workload& workload_;
   Device& device_;
@@ -53,7 +54,7 @@ class Runner {
   DeviceBlock workspace_;
 };
 
-// make, reset outputs, launch, fetch.
+// Resets the outputs, then make, launch and fetch. kernel, if wanted: what the plan chose.
 bool run_case(Workload& workload, Device& device, const RunOptions& options, std::string* kernel, RunError* error);
 
 }  // namespace chiasma::harness

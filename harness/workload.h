@@ -16,7 +16,7 @@
 namespace chiasma::harness {
 
 // One allocation and the tensor that lives in it. A device path copies whole regions, guard zones included, and keeps
-// the tensor's offset from `base`.
+// the tensor's offset from base().
 struct Region {
   const char* name;
   chiasma_tensor chiasma_decode_args::*tensor;
@@ -38,7 +38,6 @@ class Workload {
   // Writable: tests corrupt a workload to see that it is noticed.
   chiasma_decode_args& args() { return args_; }
   const std::vector<Region>& regions() const { return regions_; }
-
   std::size_t total_bytes() const;
 
   // Fills the outputs, their padding and their guard zones with the NaN pattern again.
@@ -47,15 +46,15 @@ class Workload {
   // not.
   bool guards_intact(std::string* where) const;
 
-  // Entries of query token `row` (request * s_q + query token) that count, over both caches.
-  std::int64_t num_selected(std::int64_t row) const;
+  // Slots that query token `row` (request * s_q + query token) selects: of the first cache, or of the second.
+  std::vector<std::int64_t> selected_slots(std::int64_t row, bool extra) const;
 
  private:
-  explicit Workload(const Case& spec) : spec_(spec), args_{} {}
-
   friend class WorkloadBuilder;
+  Workload() = default;
+
   Case spec_;
-  chiasma_decode_args args_;
+  chiasma_decode_args args_{};
   std::vector<Region> regions_;
 };
 

@@ -1,0 +1,230 @@
+#include "harness/check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "format/kv_format.h"
+#include "format/numbers.h"
+#include "harness/random.h"
+#include "harness/score_spread.h"
+
+namespace chiasma::harness {
+namespace {
+
+// Query tokens per call of the oracle.
+constexpr std::int64_t kRowsPerCall = 8;
+// Results this small may be flushed to zero by a kernel's float32 arithmetic.
+constexpr double kSmallestNormal = std::numeric_limits<float>::min();
+
+// Where a result stands, for messages.
+struct Place {
+  std::int64_t request, query_token, head;
+};
+
+template <typename T>
+const T* row_of(const chiasma_tensor& tensor, const Place& place) {
+  return static_cast<const T*>(tensor.data) + place.request * tensor.stride[0] + place.query_token * tensor.stride[1] +
+         place.head * tensor.stride[2];
+}
+
+// Equal, or both finite.
+bool same_kind(double value, double reference) {
+  if (std::isfinite(value) && std::isfinite(reference)) return true;
+  return (std::isnan(value) && std::isnan(reference)) || value == reference;
+}
+
+double rms(const double* values) {
+  double sum = 0;
+  for (int c = 0; c < kValueDim; ++c) sum += values[c] * values[c];
+  return std::sqrt(sum / kValueDim);
+}
+
+// What one row is held against. `size` is its own rms, except where the values cancel: averaging n unrelated values
+// leaves 1/sqrt(n) of them, and a row far below even that says nothing about precision, so the values' rms takes over.
+struct Yardstick {
+  double size;
+  double growth;  // >= 1: of all bounds, for scores that deviate more than the bounds were made for
+};
+
+Yardstick yardstick_of(double row_rms, double value_rms, std::int64_t num_selected, double deviation,
+                       const Tolerance& tolerance) {
+  constexpr double kFarBelow = 4.0;
+  const double averaged = value_rms / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, num_selected)));
+  return {.size = row_rms < averaged / kFarBelow ? value_rms : row_rms,
+          .growth = std::max(1.0, deviation / tolerance.score_deviation)};
+}
+
+class Comparison {
+ public:
+  Comparison(const Workload& workload, const Tolerance& tolerance)
+      : workload_(workload), args_(workload.args()), tolerance_(tolerance) {}
+
+  bool add_rows(const std::vector<std::int64_t>& rows) {
+    const std::int64_t num_heads = workload_.spec().h;
+    const auto num_results = rows.size() * static_cast<std::size_t>(num_heads);
+    out_.resize(num_results * kValueDim);
+    lse_.resize(num_results);
+    value_rms_.resize(num_results);
+    if (chiasma_decode_oracle(&args_, rows.data(), static_cast<std::int64_t>(rows.size()), out_.data(), lse_.data(),
+                              value_rms_.data()) != CHIASMA_OK) {
+      fail(fmt::format("the oracle refused the case: {}", chiasma_last_error()));
+      return false;
+    }
+    std::size_t result = 0;
+    for (const std::int64_t row : rows) {
+      const ScoreSpread spread(workload_, row);
+      for (std::int64_t head = 0; head < num_heads; ++head, ++result) {
+        const double deviation = spread.deviation(head);
+        report_.max_score_deviation = std::max(report_.max_score_deviation, deviation);
+        const double* out = out_.data() + result * kValueDim;
+        const Yardstick yardstick =
+            yardstick_of(rms(out), value_rms_[result], spread.num_selected(), deviation, tolerance_);
+        const Place place = {row / workload_.spec().sq, row % workload_.spec().sq, head};
+        compare_out(place, out, yardstick);
+        compare_lse(place, lse_[result], yardstick.growth);
+      }
+    }
+    report_.rows_checked += static_cast<std::int64_t>(rows.size());
+    return true;
+  }
+
+  CheckReport finish() {
+    std::string where;
+    if (!workload_.guards_intact(&where)) fail(where);
+    report_.rows_total = workload_.spec().num_rows();
+    report_.mean_relative_l2 = num_rows_ == 0 ? 0.0 : sum_relative_l2_ / static_cast<double>(num_rows_);
+    report_.passed = report_.failure.empty();
+    return report_;
+  }
+
+ private:
+  void fail(const std::string& message) {
+    if (report_.failure.empty()) report_.failure = message;
+  }
+
+  void fail_at(const Place& place, const std::string& message) {
+    if (!report_.failure.empty()) return;
+    report_.failure = fmt::format("b={} s_q={} h={}: {}", place.request, place.query_token, place.head, message);
+  }
+
+  void compare_out(const Place& place, const double* reference, const Yardstick& yardstick) {
+    const bf16_t* out = row_of<bf16_t>(args_.out, place);
+    double error_sum = 0;
+    for (int c = 0; c < kValueDim; ++c) {
+      const double value = to_float(out[c]);
+      if (!same_kind(value, reference[c])) {
+        report_.worst_element = std::numeric_limits<double>::infinity();
+        fail_at(place, fmt::format("out[{}] = {}, but the oracle has {}", c, value, reference[c]));
+        return;
+      }
+      const double error = std::isfinite(value) ? std::abs(value - reference[c]) : 0.0;
+      error_sum += error * error;
+      const double allowed = kSmallestNormal + yardstick.growth * (tolerance_.out_of_rms * yardstick.size +
+                                                                   tolerance_.out_of_value * std::abs(reference[c]));
+      report_.worst_element = std::max(report_.worst_element, error / allowed);
+      if (error > allowed) {
+        fail_at(place, fmt::format("out[{}] = {}, but the oracle has {}; off by {:.3g}, {:.3g} allowed", c, value,
+                                   reference[c], error, allowed));
+      }
+    }
+    compare_row(place, std::sqrt(error_sum / kValueDim), yardstick);
+  }
+
+  void compare_row(const Place& place, double error_rms, const Yardstick& yardstick) {
+    const double allowed = tolerance_.out_relative_l2 * yardstick.growth;
+    if (error_rms > kSmallestNormal + allowed * yardstick.size) {
+      fail_at(place, fmt::format("out is off by {:.3g} of its size in the L2 norm, {:.3g} allowed",
+                                 error_rms / yardstick.size, allowed));
+    }
+    if (yardstick.size <= kSmallestNormal) return;
+    const double relative = error_rms / yardstick.size;
+    sum_relative_l2_ += relative;
+    ++num_rows_;
+    report_.max_relative_l2 = std::max(report_.max_relative_l2, relative);
+  }
+
+  void compare_lse(const Place& place, double reference, double growth) {
+    const double value = *row_of<float>(args_.lse, place);
+    if (!same_kind(value, reference)) {
+      report_.max_lse_error = std::numeric_limits<double>::infinity();
+      fail_at(place, fmt::format("lse = {}, but the oracle has {}", value, reference));
+      return;
+    }
+    if (!std::isfinite(reference)) return;
+    const double error = std::abs(value - reference) / std::max(1.0, std::abs(reference));
+    report_.max_lse_error = std::max(report_.max_lse_error, error);
+    const double allowed = tolerance_.lse * growth;
+    if (error > allowed) {
+      fail_at(place, fmt::format("lse = {}, but the oracle has {}; relative error {:.3g}, {:.3g} allowed", value,
+                                 reference, error, allowed));
+    }
+  }
+
+  const Workload& workload_;
+  const chiasma_decode_args& args_;
+  const Tolerance& tolerance_;
+  CheckReport report_;
+  double sum_relative_l2_ = 0;
+  std::int64_t num_rows_ = 0;  // that enter the mean
+  std::vector<double> out_, lse_, value_rms_;
+};
+
+std::vector<std::int64_t> choose_rows(const Case& spec, const CheckOptions& options) {
+  if (!options.rows.empty()) return options.rows;
+  constexpr std::uint64_t kSampleKey = 7;
+  const std::int64_t total = spec.num_rows();
+  const double affordable =
+      std::max(2.0, options.max_multiply_adds * static_cast<double>(total) / std::max(1.0, spec.multiply_adds()));
+  std::vector<std::int64_t> rows;
+  if (affordable >= static_cast<double>(total)) {
+    for (std::int64_t row = 0; row < total; ++row) rows.push_back(row);
+    return rows;
+  }
+  rows = {0, total - 1};
+  const std::uint64_t key = derive(spec.seed, kSampleKey);
+  for (std::uint64_t n = 0; n + 2 < static_cast<std::uint64_t>(affordable); ++n) {
+    rows.push_back(static_cast<std::int64_t>(permute(n, static_cast<std::uint64_t>(total), key)));
+  }
+  std::sort(rows.begin(), rows.end());
+  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+  return rows;
+}
+
+}  // namespace
+
+Tolerance tolerance_of(KernelClass kernel_class, const Case& spec) {
+  constexpr double kOutOfRms = 1e-2;
+  constexpr double kOutOfValue = 0x1p-8;
+  switch (kernel_class) {
+    case KernelClass::kCpu: return {"cpu", 2.2e-3, kOutOfRms, kOutOfValue, 2e-5, 6.0};
+    case KernelClass::kGpuF16: return {"gpu, f16", 2.2e-3, kOutOfRms, kOutOfValue, 5e-4, 6.0};
+    case KernelClass::kGpuRoundedBf16: break;
+  }
+  // Codes times a power of two are exact in bf16, so that only probabilities are rounded.
+  const bool exact_keys = spec.fmt != CHIASMA_KV_V32 || spec.scale == CHIASMA_SCALE_POW2;
+  return {"gpu, rounded to bf16", 4e-3, kOutOfRms, kOutOfValue, exact_keys ? 2e-4 : 3e-3, 1.0};
+}
+
+KernelClass class_of_kernel(const std::string& kernel, chiasma_device_kind device) {
+  if (device == CHIASMA_CPU) return KernelClass::kCpu;
+  return kernel.find("bf16") != std::string::npos ? KernelClass::kGpuRoundedBf16 : KernelClass::kGpuF16;
+}
+
+CheckReport check(const Workload& workload, const Tolerance& tolerance, const CheckOptions& options) {
+  Comparison comparison(workload, tolerance);
+  const std::vector<std::int64_t> rows = choose_rows(workload.spec(), options);
+  for (std::size_t begin = 0; begin < rows.size(); begin += kRowsPerCall) {
+    const std::size_t end = std::min(rows.size(), begin + kRowsPerCall);
+    if (!comparison.add_rows(
+            {rows.begin() + static_cast<std::ptrdiff_t>(begin), rows.begin() + static_cast<std::ptrdiff_t>(end)})) {
+      break;
+    }
+  }
+  return comparison.finish();
+}
+
+}  // namespace chiasma::harness
