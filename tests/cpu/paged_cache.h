@@ -25,7 +25,7 @@ class PagedCache {
     for (Block& block : storage_) std::fill(block.bytes, block.bytes + 16, kGuard);
   }
 
-  std::byte* data() { return storage_.data()->bytes + kGuardBlocks * 16; }
+  std::byte* data() { return (storage_.data() + kGuardBlocks)->bytes; }
   std::byte* page(std::int64_t number) { return data() + number * stride_; }
   std::int64_t page_bytes() const { return page_bytes_; }
   std::int64_t stride() const { return stride_; }
@@ -39,8 +39,8 @@ class PagedCache {
   }
 
   bool guards_intact() {
-    const std::byte* begin = storage_.data()->bytes;
-    const std::byte* end = begin + storage_.size() * 16;
+    const auto* begin = reinterpret_cast<const std::byte*>(storage_.data());
+    const std::byte* end = begin + storage_.size() * sizeof(Block);
     const auto is_guard = [](std::byte b) { return b == kGuard; };
     if (!std::all_of(begin, static_cast<const std::byte*>(data()), is_guard)) return false;
     for (std::int64_t p = 0; p < num_pages_; ++p) {
