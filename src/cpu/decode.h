@@ -9,12 +9,13 @@
 
 namespace chiasma::cpu {
 
-// How the work is cut. A pure function of shapes; nothing in it but num_threads depends on the machine, and num_threads never
-// changes a result.
+// How the work is cut. A pure function of shapes; nothing in it but num_threads depends on the machine, and num_threads
+// never changes a result.
 struct DecodeSchedule {
   std::int64_t tokens_per_split;  // entries of a row (both selections end to end) that one task attends to
   std::int64_t num_splits;        // per row, >= 1
-  std::int64_t rows_per_wave;     // rows whose split results are in scratch memory at once
+  std::int64_t rows_per_wave;     // rows whose split results are in scratch memory at once; 0: threads take whole rows
+  std::int64_t splits_per_wave;   // of each of those rows; 0 with rows_per_wave
   int num_threads;
   std::size_t workspace_bytes;  // < 64 MB
 };

@@ -1,0 +1,78 @@
+// The stages of the CPU decode, one function each, vectorised with Highway and dispatched at run time to the best
+// instruction set of the machine. decode.cpp strings them together; nothing here knows about threads or requests.
+//
+// Layouts (all float32, 64-byte aligned, LANES = the instruction set's vector width, at most kMaxLanes):
+//   queries        [panel of 2 * LANES heads][dim][2 * LANES]: the heads stand side by side, so that scores for several
+//                  heads come out as one vector and no stage ever transposes or adds across a vector
+//   tile           [token][kTileStride]: dequantised keys, whose first kValueDim numbers are the values
+//   scores         [token][kScoreStride], one column a head
+//   probabilities  [group of up to 6 heads][token][head of the group]
+//   Partial::out   [panel of 2 * LANES values][head][2 * LANES]
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "api/problem.h"
+#include "cpu/kv_rows.h"
+
+namespace chiasma::cpu {
+
+inline constexpr int kMaxHeads = 128;
+inline constexpr int kMaxLanes = 16;
+inline constexpr int kMaxKeyDim = v32::kKeyDim;
+// Tokens that are dequantised, scored and accumulated at a time. PERF: 128 keeps tile and scores within a 512 KB L2
+// cache and halves the passes over Partial::out that 64 would need.
+inline constexpr int kBlockTokens = 128;
+// Odd multiples of a cache line: a column of a tile then spreads over every set of the L1 cache.
+inline constexpr int kTileStride = kMaxKeyDim + kMaxLanes;
+inline constexpr int kScoreStride = kMaxHeads + kMaxLanes;
+// Heads that are merged and stored as one piece of work.
+inline constexpr int kHeadGroup = 16;
+inline constexpr int kNumHeadGroups = kMaxHeads / kHeadGroup;
+// accumulate_pv's ranges begin and end at multiples of this.
+inline constexpr int kValueChunk = 64;
+
+// Attention over some of a row's tokens: out is relative to exp(max) and not yet divided by sum.
+struct Partial {
+  float* out;            // [kValueDim, heads], layout above
+  float* max;            // [kMaxHeads]
+  float* sum;            // [kMaxHeads]
+  std::int64_t* tokens;  // [kNumHeadGroups] number of tokens attended to, a copy for each group of heads; 0: empty
+};
+
+// q [heads, dim], heads stride_h apart.
+void pack_queries(const bf16_t* q, std::int64_t stride_h, int heads, int dim, float* queries);
+
+// rows [tokens] -> tile. A value is code * scale, rounded once; NaN codes give NaN.
+void dequantize_kv(KvFormat format, const RowBytes* rows, int tokens, float* tile);
+
+// scores = sm_scale * queries . keys
+void score_qk(const float* queries, const float* tile, int tokens, int heads, int dim, float sm_scale, float* scores);
+
+// One step of the online softmax: scores -> probabilities relative to the new max; updates max and sum and gives the
+// factor [kMaxHeads] that brings earlier results to the new max. Overwrites scores.
+void softmax_step(float* scores, int tokens, int heads, const Partial& state, float* rescale, float* probabilities);
+
+// Values [value_begin, value_end): out = out * rescale + probabilities . values; rescale null: out is overwritten.
+void accumulate_pv(const float* probabilities, const float* tile, int tokens, int heads, const float* rescale,
+                   int value_begin, int value_end, float* out);
+
+// into = into merged with from, for one group of heads. An empty part is an exact identity.
+void merge_partials(const Partial& from, const Partial& into, int heads, int head_group);
+
+// Where one row's results go, one entry a head.
+struct RowOutput {
+  bf16_t* out;  // [heads, kValueDim]
+  std::int64_t out_stride;
+  float* lse;  // [heads]
+  std::int64_t lse_stride;
+  const float* sink;  // [heads], or null
+  std::int64_t sink_stride;
+};
+void store_out(const Partial& partial, int heads, int head_group, const RowOutput& output);
+
+// Instruction set in use, such as "AVX2".
+const char* kernel_target();
+
+}  // namespace chiasma::cpu
