@@ -146,15 +146,15 @@ Status check_data(NamedTensor argument, std::int64_t alignment) {
 Status check_no_self_overlap(NamedTensor argument) {
   const auto& [name, tensor] = argument;
   if (is_empty(tensor)) return {};
-  std::array<std::pair<std::int64_t, std::int64_t>, CHIASMA_MAX_RANK> dims;  // (stride, extent)
-  int count = 0;
+  // (stride, extent) of each dimension; those that address nothing further sort last and add nothing.
+  std::array<std::pair<std::int64_t, std::int64_t>, CHIASMA_MAX_RANK> dims;
+  dims.fill({INT64_MAX, 1});
   for (int dim = 0; dim < tensor.rank; ++dim) {
-    if (tensor.shape[dim] > 1) dims[static_cast<std::size_t>(count++)] = {tensor.stride[dim], tensor.shape[dim]};
+    if (tensor.shape[dim] > 1) dims[static_cast<std::size_t>(dim)] = {tensor.stride[dim], tensor.shape[dim]};
   }
-  std::sort(dims.begin(), dims.begin() + count);
+  std::sort(dims.begin(), dims.end());
   std::int64_t reach = 0;  // largest offset that the dimensions so far can address
-  for (int i = 0; i < count; ++i) {
-    const auto [stride, extent] = dims[static_cast<std::size_t>(i)];
+  for (const auto& [stride, extent] : dims) {
     if (stride <= reach) {
       return invalid_argument(name, " with shape ", shape_text(tensor), " has a stride of ", stride,
                               ", which makes its elements overlap; an output needs memory of its own for each element");
