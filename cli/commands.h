@@ -1,6 +1,6 @@
 // The subcommands of `chiasma`, one file each (cmd_*.cpp). A register function adds its subcommand to the application;
-// when the user chose it, it runs during parsing and leaves its result in exit_code. Failures are thrown as CommandError
-// (cli/error.h), which main() prints and turns into an exit code.
+// when the user chose it, it runs during parsing and leaves its result in exit_code. Failures are thrown as
+// CommandError (cli/error.h), which main() prints and turns into an exit code.
 #pragma once
 
 namespace CLI {

@@ -1,54 +1,42 @@
-// Which device a command works on, and memory there. The only place of the command line that treats devices
-// differently.
+// The device of a command and tensors there. Everything that differs between devices is behind harness::Device.
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "chiasma/chiasma.h"
+#include "harness/device.h"
 
 namespace chiasma::cli {
 
-// Help text of every --device option.
 inline constexpr const char* kDeviceHelp = "auto (the best there is), cpu, cuda or cuda:N";
 
-// The devices that "auto", "cpu", "cuda" or "cuda:N" allows, best first; never empty. With `kernel` given, "auto" means
-// the devices of that kernel's kind. Throws CommandError: exit code 2 for text that is none of these or an unknown
-// kernel, 3 for a device that this build or machine lacks.
-std::vector<chiasma_device> select_devices(const std::string& device, const std::string& kernel);
+// `device` as in kDeviceHelp; with a `kernel`, "auto" means a device that the kernel is for. Throws CommandError: exit
+// code 2 for a text that is no device or an unknown kernel, 3 for a device that this build or machine lacks.
+std::unique_ptr<harness::Device> open_device(const std::string& device, const std::string& kernel);
 
-// "cpu" or "cuda:N".
-std::string device_name(chiasma_device device);
-
-// Memory on a device, 256-byte aligned, released with the object.
-class DeviceBuffer {
+// Tensors of one job on a device, released together.
+class DeviceTensors {
  public:
-  DeviceBuffer() = default;
-  // Uninitialised memory. Throws std::bad_alloc.
-  DeviceBuffer(chiasma_device device, std::size_t bytes);
-  DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-  ~DeviceBuffer();
+  explicit DeviceTensors(harness::Device& device) : device_(device) {}
 
-  // The same bytes on `device`. On the CPU, memory that is aligned to `alignment` is borrowed, not copied: `host` must
-  // then outlive the buffer, and must not be written through it.
-  static DeviceBuffer with_contents(chiasma_device device, const void* host, std::size_t bytes, std::size_t alignment);
+  // A host tensor of that many bytes as the device sees it: the same memory if the device works there, else a copy.
+  chiasma_tensor input(const chiasma_tensor& host, std::size_t bytes);
+  // A contiguous tensor with undefined contents.
+  chiasma_tensor output(chiasma_dtype dtype, std::initializer_list<std::int64_t> shape);
+  std::byte* scratch(std::size_t bytes);
 
-  void* data() const { return data_; }
-  // The contents where the host can read them, once all work that writes them is done.
-  const void* on_host() const { return data_; }
-  std::size_t bytes() const { return bytes_; }
+  // Waits for the device and returns the contents of a tensor that output() made, for as long as this object lives.
+  std::span<const std::byte> fetch(const chiasma_tensor& output);
 
  private:
-  void swap(DeviceBuffer& other) noexcept;
-
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
-  bool owned_ = false;
+  harness::Device& device_;
+  std::vector<harness::DeviceBlock> blocks_;
+  std::vector<std::vector<std::byte>> fetched_;
 };
 
 }  // namespace chiasma::cli

@@ -13,8 +13,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const SafetensorsFile file = SafetensorsFile::parse(bytes, "fuzz");
     std::size_t total = 0;
     for (const SafetensorsTensor& tensor : file.tensors()) {
-      const bool inside = tensor.data.data() >= bytes.data() &&
-                          tensor.data.data() + tensor.data.size() <= bytes.data() + bytes.size();
+      const bool inside =
+          tensor.data.data() >= bytes.data() && tensor.data.data() + tensor.data.size() <= bytes.data() + bytes.size();
       if (!inside || file.find(tensor.name) != &tensor || describe(tensor).empty()) std::abort();
       total += tensor.data.size();
     }

@@ -1,0 +1,108 @@
+// `chiasma decode`: attention over the tensors of a file.
+#include <CLI/CLI.hpp>
+#include <array>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/decode_input.h"
+#include "cli/decode_job.h"
+#include "cli/device.h"
+#include "cli/error.h"
+#include "cli/progress.h"
+#include "cli/safetensors.h"
+
+namespace chiasma::cli {
+namespace {
+
+constexpr const char* kDescription = R"(Sparse MLA decoding attention over the tensors of a safetensors file.
+
+Input tensors (b requests, s_q query tokens each, h_q heads, topk selected KV tokens per query token):
+  q            BF16 [b, s_q, h_q, 576]; 512 for v4; h_q 1..128; RoPE part last
+  kv_cache     v32:  U8 or F8_E4M3 [num_pages, page, 656]
+               v4:   U8 [num_pages, page, 584], or [num_pages, bytes per page] with
+                     metadata "format": "v4" and "page": tokens per page
+               bf16: BF16 [num_pages, page, 576]
+               (a head dimension of 1 before the last is fine)
+  indices      I32 or I64 [b, s_q, topk]; slots, page_index * page + offset; anything
+               outside the cache, such as -1, is masked
+  topk_length  optional I32 or I64 [b]; how many leftmost indices count
+  attn_sink    optional F32 [h_q]
+  extra_kv_cache, extra_indices, extra_topk_length
+               optional second cache (v4), with metadata "extra_page" if 2-D
+Metadata: "format" (v32, v4, bf16) and "sm_scale", both optional.
+
+Output tensors: out BF16 [b, s_q, h_q, 512] and lse F32 [b, s_q, h_q] (natural logarithm; a row
+without a valid index gives out 0 and lse -inf). Metadata: kernel, version, sm_scale.)";
+
+constexpr const char* kExample = R"(Example, from PyTorch:
+  from safetensors.torch import load_file, save_file
+  save_file({"q": q, "kv_cache": cache.view(torch.uint8), "indices": indices.int()},
+            "in.safetensors", metadata={"sm_scale": str(sm_scale)})
+  # chiasma decode --input in.safetensors --output out.safetensors
+  out = load_file("out.safetensors")["out"]
+`chiasma quantize` makes kv_cache from bf16 values.)";
+
+struct Options {
+  std::string input, output, device = "auto";
+  std::optional<double> sm_scale;
+  DecodeJobOptions job;
+};
+
+void write_results(SafetensorsWriter& writer, DecodeJob& job) {
+  writer.write(job.lse());
+  writer.write(job.out());
+  writer.commit();
+}
+
+void run_decode_command(const Options& options) {
+  const SafetensorsFile file = SafetensorsFile::open(options.input);
+  const DecodeInput input(file, options.sm_scale);
+  if (!input.unused().empty()) {
+    fmt::print(stderr, "chiasma: note: {} has tensors that decode does not use, such as {}\n", options.input,
+               printable(input.unused().front()));
+  }
+  const std::unique_ptr<harness::Device> device = open_device(options.device, options.job.kernel);
+  DecodeJob job(input, *device, options.job, options.input);
+
+  // The output's place is tried before the work is done.
+  const chiasma_tensor& q = input.args().q;
+  SafetensorsWriter writer;
+  writer.set_metadata({{"kernel", job.kernel()},
+                       {"version", chiasma_version()},
+                       {"sm_scale", fmt::format("{}", input.args().sm_scale)}});
+  writer.declare("lse", Dtype::kF32, {q.shape[0], q.shape[1], q.shape[2]});
+  writer.declare("out", Dtype::kBF16, {q.shape[0], q.shape[1], q.shape[2], kOutputWidth});
+  writer.begin(options.output);
+  {
+    const Progress progress(fmt::format("decoding {} x {} query tokens", q.shape[0], q.shape[1]));
+    job.run();
+  }
+  write_results(writer, job);
+}
+
+}  // namespace
+
+void register_decode(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("decode", "Attention over the tensors of a safetensors file");
+  command->description(kDescription);
+  command->footer(kExample);
+  command->add_option("--input", options->input, "safetensors file with the tensors above")->required();
+  command->add_option("--output", options->output, "safetensors file to write; replaced only when complete")
+      ->required();
+  command->add_option("--device", options->device, kDeviceHelp)->capture_default_str();
+  command->add_option("--kernel", options->job.kernel, "a name from `chiasma info`; by default the best that fits");
+  command->add_option("--sm-scale", options->sm_scale,
+                      "softmax scale; by default the file's metadata sm_scale, else d_qk^-1/2");
+  command->add_flag("--batch-invariant", options->job.batch_invariant,
+                    "a request's result does not depend on what else is in the batch");
+  command->callback([options, &exit_code] {
+    run_decode_command(*options);
+    exit_code = kExitOk;
+  });
+}
+
+}  // namespace chiasma::cli

@@ -1,0 +1,57 @@
+// The tensors of a decode call, read from a safetensors file.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "chiasma/chiasma.h"
+#include "cli/safetensors.h"
+
+namespace chiasma::cli {
+
+// A paged cache as a file holds it.
+struct CacheTensor {
+  chiasma_kv_format format;
+  chiasma_tensor tensor;             // on the CPU, as the C interface wants it
+  std::span<const std::byte> bytes;  // of the file, at any address
+};
+
+// What the format of `name` is and how its pages lie. metadata "format" (v32, v4 or bf16) decides; without it the dtype
+// and the last extent do. A v4 pool may be 2-D, [num_pages, bytes per page], with the page size in metadata `page_key`;
+// this is how pages with padding between them are written. Throws CommandError.
+CacheTensor read_cache(const SafetensorsFile& file, const std::string& name, const std::string& page_key);
+
+class DecodeInput {
+ public:
+  // sm_scale: from the command line; else the file's metadata, else the format's default. Throws CommandError. `file`
+  // must outlive the result.
+  DecodeInput(const SafetensorsFile& file, std::optional<double> sm_scale);
+
+  struct Tensor {
+    chiasma_tensor chiasma_decode_args::*member;
+    std::size_t bytes;
+  };
+
+  // CPU tensors in memory aligned for the C interface; out and lse are absent.
+  const chiasma_decode_args& args() const { return args_; }
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+  // Names in the file that no argument has.
+  const std::vector<std::string>& unused() const { return unused_; }
+
+ private:
+  void add(chiasma_tensor chiasma_decode_args::*member, chiasma_tensor tensor, std::span<const std::byte> bytes);
+  void add_plain(const std::string& name, Dtype dtype, chiasma_tensor chiasma_decode_args::*member);
+  void add_integers(const std::string& name, chiasma_tensor chiasma_decode_args::*member, std::int64_t num_slots);
+  void find_unused();
+
+  const SafetensorsFile& file_;
+  chiasma_decode_args args_{};
+  std::vector<Tensor> tensors_;
+  std::vector<std::string> unused_;
+  std::vector<std::vector<std::max_align_t>> copies_;
+};
+
+}  // namespace chiasma::cli

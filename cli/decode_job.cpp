@@ -1,0 +1,39 @@
+#include "cli/decode_job.h"
+
+#include <array>
+#include <utility>
+
+#include "cli/error.h"
+
+namespace chiasma::cli {
+
+DecodeJob::DecodeJob(const DecodeInput& input, harness::Device& device, const DecodeJobOptions& options,
+                     std::string where)
+    : where_(std::move(where)), tensors_(device), args_(input.args()) {
+  // Planned before anything is allocated, so that the shapes are known to be sound.
+  for (const DecodeInput::Tensor& tensor : input.tensors()) (args_.*tensor.member).device = device.id();
+  const std::array<std::int64_t, 4> shape{args_.q.shape[0], args_.q.shape[1], args_.q.shape[2], kOutputWidth};
+  args_.out = chiasma_contiguous(nullptr, CHIASMA_BFLOAT16, device.id(), 4, shape.data());
+  args_.lse = chiasma_contiguous(nullptr, CHIASMA_FLOAT32, device.id(), 3, shape.data());
+  chiasma_plan_options plan_options{};
+  plan_options.kernel = options.kernel.empty() ? nullptr : options.kernel.c_str();
+  plan_options.batch_invariant = options.batch_invariant ? 1 : 0;
+  chiasma_decode_plan* plan = nullptr;
+  check_status(chiasma_decode_plan_create(&args_, &plan_options, &plan), where_);
+  plan_.reset(plan);
+
+  for (const DecodeInput::Tensor& tensor : input.tensors()) {
+    args_.*tensor.member = tensors_.input(input.args().*tensor.member, tensor.bytes);
+  }
+  args_.out = tensors_.output(CHIASMA_BFLOAT16, {shape[0], shape[1], shape[2], shape[3]});
+  args_.lse = tensors_.output(CHIASMA_FLOAT32, {shape[0], shape[1], shape[2]});
+  workspace_ = tensors_.scratch(chiasma_decode_plan_workspace_bytes(plan));
+}
+
+void DecodeJob::run() {
+  check_status(
+      chiasma_decode_run(plan_.get(), &args_, workspace_, chiasma_decode_plan_workspace_bytes(plan_.get()), nullptr),
+      where_);
+}
+
+}  // namespace chiasma::cli

@@ -1,0 +1,45 @@
+// One decode call, planned and placed on a device, ready to run.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "chiasma/chiasma.h"
+#include "cli/decode_input.h"
+#include "cli/device.h"
+
+namespace chiasma::cli {
+
+inline constexpr std::int64_t kOutputWidth = 512;
+
+struct DecodeJobOptions {
+  std::string kernel;  // empty: the best that fits
+  bool batch_invariant = false;
+};
+
+class DecodeJob {
+ public:
+  // `input` and `device` must outlive the job. Throws CommandError with `where` in front of the library's message.
+  DecodeJob(const DecodeInput& input, harness::Device& device, const DecodeJobOptions& options, std::string where);
+
+  void run();
+  std::string kernel() const { return chiasma_decode_plan_kernel(plan_.get()); }
+  // Results of the last run, on the host, as long as the job lives.
+  std::span<const std::byte> out() { return tensors_.fetch(args_.out); }
+  std::span<const std::byte> lse() { return tensors_.fetch(args_.lse); }
+
+ private:
+  struct DestroyPlan {
+    void operator()(chiasma_decode_plan* plan) const { chiasma_decode_plan_destroy(plan); }
+  };
+
+  std::string where_;
+  DeviceTensors tensors_;
+  chiasma_decode_args args_;
+  std::unique_ptr<chiasma_decode_plan, DestroyPlan> plan_;
+  std::byte* workspace_ = nullptr;
+};
+
+}  // namespace chiasma::cli
