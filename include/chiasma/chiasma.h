@@ -21,10 +21,10 @@
 
 /* In C++ the enumerations have C's representation and may hold any int, so that a wrong number can be refused. */
 #ifdef __cplusplus
-#define CHIASMA_ENUM(name) enum name : int
+#define CHIASMA_ENUM_BASE : int
 extern "C" {
 #else
-#define CHIASMA_ENUM(name) enum name
+#define CHIASMA_ENUM_BASE
 #endif
 
 #define CHIASMA_VERSION_MAJOR 0
@@ -36,10 +36,10 @@ CHIASMA_API const char* chiasma_version(void);
 
 /* ---- Status ------------------------------------------------------------------------------------------------- */
 
-typedef CHIASMA_ENUM(chiasma_status) {
+typedef enum chiasma_status CHIASMA_ENUM_BASE {
   CHIASMA_OK = 0,
-  CHIASMA_INVALID_ARGUMENT = 1,   /* an argument breaks its documented rule */
-  CHIASMA_UNSUPPORTED = 2,        /* legal, but no kernel of this build and device does it; the message says what is missing */
+  CHIASMA_INVALID_ARGUMENT = 1, /* an argument breaks its documented rule */
+  CHIASMA_UNSUPPORTED = 2, /* legal, but no kernel of this build and device does it; the message says what is missing */
   CHIASMA_DEVICE_UNAVAILABLE = 3, /* no such device, or this build has no support for its kind */
   CHIASMA_OUT_OF_MEMORY = 4,      /* a host allocation failed */
   CHIASMA_DEVICE_ERROR = 5,       /* the device runtime reported an error; the message quotes it */
@@ -54,7 +54,7 @@ CHIASMA_API const char* chiasma_last_error(void);
 
 /* ---- Tensors ------------------------------------------------------------------------------------------------ */
 
-typedef CHIASMA_ENUM(chiasma_dtype) {
+typedef enum chiasma_dtype CHIASMA_ENUM_BASE {
   CHIASMA_UINT8 = 1, /* raw cache bytes */
   CHIASMA_INT32 = 2,
   CHIASMA_INT64 = 3,
@@ -64,7 +64,7 @@ typedef CHIASMA_ENUM(chiasma_dtype) {
 } chiasma_dtype;
 
 /* The numbers are DLPack's. */
-typedef CHIASMA_ENUM(chiasma_device_kind) { CHIASMA_CPU = 1, CHIASMA_CUDA = 2 } chiasma_device_kind;
+typedef enum chiasma_device_kind CHIASMA_ENUM_BASE { CHIASMA_CPU = 1, CHIASMA_CUDA = 2 } chiasma_device_kind;
 
 typedef struct chiasma_device {
   chiasma_device_kind kind;
@@ -74,7 +74,7 @@ typedef struct chiasma_device {
 typedef struct chiasma_device_info {
   chiasma_device device;
   char name[128];
-  int32_t compute_units; /* CPU: hardware threads the process may use; CUDA: multiprocessors */
+  int32_t compute_units;   /* CPU: hardware threads the process may use; CUDA: multiprocessors */
   int32_t cuda_capability; /* major * 10 + minor; 0 for the CPU */
   int64_t memory_bytes;
 } chiasma_device_info;
@@ -99,13 +99,13 @@ CHIASMA_API chiasma_tensor chiasma_contiguous(void* data, chiasma_dtype dtype, c
 /* ---- KV cache ----------------------------------------------------------------------------------------------- */
 
 /* docs/kv_format.md has the layouts. */
-typedef CHIASMA_ENUM(chiasma_kv_format) {
+typedef enum chiasma_kv_format CHIASMA_ENUM_BASE {
   CHIASMA_KV_V32 = 1, /* 656 bytes a token: 512 e4m3, 4 float32 scales, 64 bf16 (DeepSeek V3.2, GLM-5) */
   CHIASMA_KV_V4 = 2,  /* 584 bytes a token: 448 e4m3, 64 bf16, 7 ue8m0 scales kept at the page's end (DeepSeek V4.0) */
   CHIASMA_KV_BF16 = 3 /* 576 bf16 a token */
 } chiasma_kv_format;
 
-typedef CHIASMA_ENUM(chiasma_scale_mode) {
+typedef enum chiasma_scale_mode CHIASMA_ENUM_BASE {
   CHIASMA_SCALE_POW2 = 1, /* 2^ceil(log2(max(amax / 448, 1e-4))) */
   CHIASMA_SCALE_AMAX = 2  /* amax / 448 */
 } chiasma_scale_mode;
@@ -132,9 +132,10 @@ typedef struct chiasma_decode_args {
 
   chiasma_tensor q;        /* bf16 [b, s_q, h_q, d_qk]; h_q 1..128; last dimension contiguous */
   chiasma_tensor kv_cache; /* uint8 [num_pages, page, 656] (v32) or [num_pages, page, 584] (v4), bf16 [num_pages, page,
-                              576] (bf16); or with a head dimension of 1 before the last. Any page >= 1. stride(0) is any
-                              multiple of 16 bytes that holds a page; rows inside a page are packed. */
-  chiasma_tensor indices;  /* int32 [b, s_q, topk]; topk >= 0; last dimension contiguous. Slots: page_index * page + offset */
+                              576] (bf16); or with a head dimension of 1 before the last. Any page >= 1. stride(0) is
+                              any multiple of 16 bytes that holds a page; rows inside a page are packed. */
+  chiasma_tensor
+      indices; /* int32 [b, s_q, topk]; topk >= 0; last dimension contiguous. Slots: page_index * page + offset */
   chiasma_tensor topk_length; /* optional int32 [b]: how many leftmost entries of the request's rows count, clamped to
                                  [0, topk]; what lies behind is not read */
   chiasma_tensor attn_sink;   /* optional float32 [h_q] */
@@ -164,8 +165,8 @@ typedef struct chiasma_decode_plan chiasma_decode_plan; /* opaque, immutable */
  * looked at, so a plan stays right when a CUDA graph is replayed with other data. `options` may be NULL. On success
  * *plan is to be released with chiasma_decode_plan_destroy(); on failure it is NULL.
  * CHIASMA_UNSUPPORTED's message lists each kernel considered and what it lacks. */
-CHIASMA_API chiasma_status chiasma_decode_plan_create(const chiasma_decode_args* args, const chiasma_plan_options* options,
-                                                      chiasma_decode_plan** plan);
+CHIASMA_API chiasma_status chiasma_decode_plan_create(const chiasma_decode_args* args,
+                                                      const chiasma_plan_options* options, chiasma_decode_plan** plan);
 CHIASMA_API void chiasma_decode_plan_destroy(chiasma_decode_plan* plan); /* NULL is allowed */
 
 /* Bytes of scratch memory that chiasma_decode_run() needs on the plan's device. May be 0. */
@@ -175,21 +176,21 @@ CHIASMA_API size_t chiasma_decode_plan_workspace_bytes(const chiasma_decode_plan
 CHIASMA_API const char* chiasma_decode_plan_kernel(const chiasma_decode_plan* plan);
 CHIASMA_API const char* chiasma_decode_plan_text(const chiasma_decode_plan* plan);
 
-/* Runs a plan. `args` must have the shapes, dtypes, devices and optional tensors that it was made for; addresses, strides
- * and contents may differ. `workspace`: at least workspace_bytes, 256-byte aligned, on the plan's device, used by one run
- * at a time; its contents need no initialisation and carry nothing from run to run. `stream` is a cudaStream_t (NULL: the
- * default stream), ignored on the CPU. CUDA work is queued and not waited for; CPU work is done on return.
- * Nothing is written on failure. */
+/* Runs a plan. `args` must have the shapes, dtypes, devices and optional tensors that it was made for; addresses,
+ * strides and contents may differ. `workspace`: at least workspace_bytes, 256-byte aligned, on the plan's device, used
+ * by one run at a time; its contents need no initialisation and carry nothing from run to run. `stream` is a
+ * cudaStream_t (NULL: the default stream), ignored on the CPU. CUDA work is queued and not waited for; CPU work is done
+ * on return. Nothing is written on failure. */
 CHIASMA_API chiasma_status chiasma_decode_run(const chiasma_decode_plan* plan, const chiasma_decode_args* args,
                                               void* workspace, size_t workspace_bytes, void* stream);
 
 /* ---- The oracle --------------------------------------------------------------------------------------------- */
 
 /* float64 reference results for some query tokens of a decode call, computed plainly from the stored bytes, on the CPU
- * (all tensors of args must be there; out and lse of args are ignored and may be absent). rows[n] = request * s_q + query
- * token selects the n-th result; rows NULL means all, in order, and num_rows must then be b * s_q.
- * out [num_rows, h_q, 512], lse [num_rows, h_q]. value_rms [num_rows, h_q], optional: root mean square of the selected V
- * rows weighted by their probabilities, the yardstick for rows whose values cancel. */
+ * (all tensors of args must be there; out and lse of args are ignored and may be absent). rows[n] = request * s_q +
+ * query token selects the n-th result; rows NULL means all, in order, and num_rows must then be b * s_q. out [num_rows,
+ * h_q, 512], lse [num_rows, h_q]. value_rms [num_rows, h_q], optional: root mean square of the selected V rows weighted
+ * by their probabilities, the yardstick for rows whose values cancel. */
 CHIASMA_API chiasma_status chiasma_decode_oracle(const chiasma_decode_args* args, const int64_t* rows, int64_t num_rows,
                                                  double* out, double* lse, double* value_rms);
 
@@ -209,17 +210,18 @@ CHIASMA_API chiasma_status chiasma_merge(const chiasma_merge_args* args, void* s
 
 /* ---- Cache operations --------------------------------------------------------------------------------------- */
 
-/* Quantises rows and stores them in a paged cache. Rounds to nearest even and saturates at 448. An all-zero tile gets codes
- * 0 and a finite positive scale. A NaN or infinity stays within its tile: NaN becomes code NaN (0x7F); infinities saturate, the tile's
- * scale being chosen from its finite values. */
+/* Quantises rows and stores them in a paged cache. Rounds to nearest even and saturates at 448. An all-zero tile gets
+ * codes 0 and a finite positive scale. A NaN or infinity stays within its tile: NaN becomes code NaN (0x7F); infinities
+ * saturate, the tile's scale being chosen from its finite values. */
 typedef struct chiasma_quantize_args {
-  chiasma_kv_format format; /* V32 or V4 */
-  chiasma_scale_mode scale; /* V4 has only POW2 */
-  chiasma_tensor kv;        /* bf16 [tokens, d_qk], RoPE last; last dimension contiguous */
-  chiasma_tensor slot_mapping;    /* optional int64 [tokens]: slot of each row, -1 skips it; absent: row i goes to slot i.
-                                     Two rows with one slot: the later one wins. */
-  chiasma_tensor kv_cache;        /* as in chiasma_decode_args */
-  chiasma_tensor nonfinite_count; /* optional int64 [1]: receives the number of NaN and infinite inputs among rows stored */
+  chiasma_kv_format format;    /* V32 or V4 */
+  chiasma_scale_mode scale;    /* V4 has only POW2 */
+  chiasma_tensor kv;           /* bf16 [tokens, d_qk], RoPE last; last dimension contiguous */
+  chiasma_tensor slot_mapping; /* optional int64 [tokens]: slot of each row, -1 skips it; absent: row i goes to slot i.
+                                  Two rows with one slot: the later one wins. */
+  chiasma_tensor kv_cache;     /* as in chiasma_decode_args */
+  chiasma_tensor
+      nonfinite_count; /* optional int64 [1]: receives the number of NaN and infinite inputs among rows stored */
 } chiasma_quantize_args;
 
 CHIASMA_API chiasma_status chiasma_quantize(const chiasma_quantize_args* args, void* stream);
