@@ -128,14 +128,16 @@ inline bool same_class(double value, double reference) {
   return std::isfinite(value);
 }
 
-// The bounds of docs/numerics.md for the CPU, for one head; empty when they hold.
+// The bounds of docs/numerics.md for the CPU, for one head; empty when they hold. The one on the L2 norm is tighter
+// here: what rounding the reference to bf16 costs (up to 2.3e-3 of a row whose few large values lie just above a power
+// of two) and 1e-4 more.
 inline std::string compare_head(const bf16_t* out, float lse, const double* reference, double reference_lse,
                                 double value_rms) {
   if (!same_class(lse, reference_lse)) return concat("lse ", lse, " instead of ", reference_lse);
   if (std::isfinite(reference_lse) && std::abs(lse - reference_lse) > 2e-5 * std::max(1.0, std::abs(reference_lse))) {
     return concat("lse ", lse, " instead of ", reference_lse);
   }
-  double square = 0.0, error = 0.0;
+  double square = 0.0, error = 0.0, rounding = 0.0;
   for (int c = 0; c < kValueDim; ++c) {
     if (!same_class(to_float(out[c]), reference[c])) {
       return concat("out[", c, "] ", to_float(out[c]), " instead of ", reference[c]);
@@ -143,11 +145,15 @@ inline std::string compare_head(const bf16_t* out, float lse, const double* refe
     if (!std::isfinite(reference[c])) continue;
     square += reference[c] * reference[c];
     error += (to_float(out[c]) - reference[c]) * (to_float(out[c]) - reference[c]);
+    const double rounded = to_float(to_bf16(static_cast<float>(reference[c])));
+    rounding += (rounded - reference[c]) * (rounded - reference[c]);
   }
   // A row whose values cancel is judged by the size of the values.
   double rms = std::sqrt(square / kValueDim);
   if (rms < 1e-3 * value_rms) rms = value_rms;
-  if (std::sqrt(error / kValueDim) > 2.2e-3 * rms) return concat("relative L2 ", std::sqrt(error / kValueDim) / rms);
+  if (std::sqrt(error / kValueDim) > std::sqrt(rounding / kValueDim) + 1e-4 * rms) {
+    return concat("relative L2 ", std::sqrt(error / kValueDim) / rms);
+  }
   for (int c = 0; c < kValueDim; ++c) {
     if (!std::isfinite(reference[c])) continue;
     const double allowed = 1e-2 * rms + std::abs(reference[c]) / 256.0;

@@ -7,6 +7,7 @@
 
 #include <set>
 
+#include "cpu/kv_rows.h"
 #include "hwy/targets.h"
 #include "tests/cpu/decode_run.h"
 #include "tests/cpu/random_problem.h"
@@ -15,7 +16,6 @@ namespace chiasma::test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr KvFormat kFormats[] = {KvFormat::v32, KvFormat::v4, KvFormat::bf16};
 
 // Everything at once: odd pages and strides, masked entries anywhere, lengths, sinks; for v4 a second selection.
