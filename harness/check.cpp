@@ -150,7 +150,7 @@ class Comparison {
   void compare_lse(const Place& place, double reference, double growth) {
     const double value = *row_of<float>(args_.lse, place);
     if (!same_kind(value, reference)) {
-      report_.max_lse_error = std::numeric_limits<double>::infinity();
+      report_.max_lse_error = report_.worst_lse = std::numeric_limits<double>::infinity();
       fail_at(place, fmt::format("lse = {}, but the oracle has {}", value, reference));
       return;
     }
@@ -158,6 +158,7 @@ class Comparison {
     const double error = std::abs(value - reference) / std::max(1.0, std::abs(reference));
     report_.max_lse_error = std::max(report_.max_lse_error, error);
     const double allowed = tolerance_.lse * growth;
+    report_.worst_lse = std::max(report_.worst_lse, error / allowed);
     if (error > allowed) {
       fail_at(place, fmt::format("lse = {}, but the oracle has {}; relative error {:.3g}, {:.3g} allowed", value,
                                  reference, error, allowed));

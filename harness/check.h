@@ -45,6 +45,7 @@ struct CheckReport {
   double max_relative_l2 = 0;
   double worst_element = 0;  // error of the worst element of out as a fraction of what is allowed; > 1 fails
   double max_lse_error = 0;  // over max(1, abs(reference))
+  double worst_lse = 0;      // the same as a fraction of what is allowed
   double max_score_deviation = 0;
   std::string failure;  // the first one: which row and head, value, reference, bound; empty when passed
 };

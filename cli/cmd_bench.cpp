@@ -1,0 +1,282 @@
+// chiasma bench: times cases; several kernels alternate in one process.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <ctime>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+
+#include "cli/case_list.h"
+#include "cli/commands.h"
+#include "cli/device.h"
+#include "cli/error.h"
+#include "cli/output_file.h"
+#include "cli/progress.h"
+#include "harness/check.h"
+#include "harness/timing.h"
+
+// The build passes the commit it is made from.
+#ifndef CHIASMA_GIT_COMMIT
+#define CHIASMA_GIT_COMMIT "unknown"
+#endif
+
+namespace chiasma::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kDescription =
+    "Times cases, each kernel in turn after the other, and checks every result before its time counts.\n"
+    "\"cold\": caches are flushed before each call; \"loop\": calls back to back. Both are medians in microseconds, "
+    "with\n"
+    "the 10th and 90th percentile; n is the number of samples. TFLOPS counts the matrix products of the entries that\n"
+    "are really selected, at the median of the loop.";
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  chiasma bench --case 'decode b=8 pool=16384' --json result.json\n"
+    "  chiasma bench --cases cases/perf.cases --kernel NAME --kernel OTHER\n"
+    "Without a case: one and eight requests of 128 heads and 2048 entries, from pools of 16384 tokens each.";
+constexpr const char* kDefaultCases =
+    "decode b=1 pool=16384 scale=amax\n"
+    "decode b=8 pool=16384 scale=amax\n";
+
+struct Options {
+  CaseSources cases;
+  std::string device = "auto", json;
+  std::vector<std::string> kernels;
+  double seconds = 3.0;
+  int threads = 0;
+};
+
+// One kernel on one case.
+struct Entry {
+  std::string kernel;
+  std::unique_ptr<harness::Runner> runner;  // null: not run
+  std::optional<harness::CheckReport> report;
+  harness::Timing timing;
+  std::string problem;  // why it was not run, or what is wrong with its result
+};
+
+double selected_flops(const harness::Workload& workload) {
+  const harness::Case& spec = workload.spec();
+  std::size_t selected = 0;
+  for (std::int64_t row = 0; row < spec.num_rows(); ++row) {
+    selected += workload.selected_slots(row, false).size() + workload.selected_slots(row, true).size();
+  }
+  harness::Case one_entry = spec;
+  one_entry.b = one_entry.sq = one_entry.topk = 1;
+  one_entry.xtopk = 0;
+  return 2.0 * one_entry.multiply_adds() * static_cast<double>(selected);
+}
+
+Entry prepare(harness::Workload& workload, harness::Device& device, const std::string& kernel, const Options& options) {
+  // The check only guards against timing a wrong kernel, so a few rows do.
+  constexpr double kCheckMultiplyAdds = 1e9;
+  Entry entry;
+  entry.kernel = kernel.empty() ? "automatic" : kernel;
+  harness::RunOptions run_options;
+  run_options.kernel = kernel;
+  run_options.num_threads = options.threads;
+  harness::RunError error;
+  workload.reset_outputs();
+  std::unique_ptr<harness::Runner> runner = harness::Runner::make(workload, device, run_options, &error);
+  if (runner != nullptr) entry.kernel = runner->kernel();
+  if (runner == nullptr || !runner->launch(&error) || !runner->fetch(&error)) {
+    entry.problem = error.message;
+    return entry;
+  }
+  const auto kernel_class = harness::class_of_kernel(entry.kernel, device.id().kind);
+  harness::CheckOptions check_options;
+  check_options.max_multiply_adds = kCheckMultiplyAdds;
+  entry.report = harness::check(workload, harness::tolerance_of(kernel_class, workload.spec()), check_options);
+  entry.problem = entry.report->failure;
+  entry.runner = std::move(runner);
+  return entry;
+}
+
+Json to_json(const harness::Statistics& statistics) {
+  return {{"median", statistics.median},
+          {"min", statistics.min},
+          {"p10", statistics.p10},
+          {"p90", statistics.p90},
+          {"n", statistics.n}};
+}
+
+template <typename Value>
+Json to_json(const std::vector<std::pair<std::string, Value>>& facts) {
+  Json json = Json::object();
+  for (const auto& [key, value] : facts) json[key] = value;
+  return json;
+}
+
+Json to_json(const Entry& entry, const harness::Case& spec, double flops) {
+  Json json = {{"case", harness::to_line(spec)}, {"kernel", entry.kernel}};
+  if (entry.runner == nullptr) {
+    json["not_run"] = entry.problem;
+    return json;
+  }
+  json["plan"] = entry.runner->plan_text();
+  json["workspace_bytes"] = entry.runner->workspace_bytes();
+  json["cold_us"] = to_json(entry.timing.cold);
+  json["loop_us"] = to_json(entry.timing.loop);
+  json["loop_us"]["calls_per_sample"] = entry.timing.calls_per_loop_sample;
+  json["flop"] = flops;
+  json["loop_tflops"] = entry.timing.loop.median > 0 ? flops / entry.timing.loop.median * 1e-6 : 0.0;
+  json["sensors_before"] = to_json(entry.timing.sensors_before);
+  json["sensors_after"] = to_json(entry.timing.sensors_after);
+  const harness::CheckReport& report = *entry.report;
+  json["error"] = {{"passed", report.passed},
+                   {"rows_checked", report.rows_checked},
+                   {"out_relative_l2_mean", report.mean_relative_l2},
+                   {"out_relative_l2_max", report.max_relative_l2},
+                   {"lse_max", report.max_lse_error},
+                   {"score_deviation_max", report.max_score_deviation}};
+  if (!entry.problem.empty()) json["error"]["failure"] = entry.problem;
+  return json;
+}
+
+std::string throughput_text(double flops, double microseconds) {
+  if (microseconds <= 0) return "-";
+  const double gflops = flops / microseconds * 1e-3;
+  return gflops < 1000 ? fmt::format("{:.1f} GFLOPS", gflops) : fmt::format("{:.1f} TFLOPS", gflops * 1e-3);
+}
+
+std::string statistics_text(const char* name, const harness::Statistics& statistics) {
+  return fmt::format("{} {:.1f} us [{:.1f} .. {:.1f}] min {:.1f} n {}", name, statistics.median, statistics.p10,
+                     statistics.p90, statistics.min, statistics.n);
+}
+
+void print_entry(const Entry& entry, double flops) {
+  if (entry.runner == nullptr) {
+    fmt::print("  {:<16} not run: {}\n", entry.kernel, entry.problem);
+  } else if (!entry.problem.empty()) {
+    fmt::print("  {:<16} WRONG, not timed: {}\n", entry.kernel, entry.problem);
+  } else {
+    fmt::print("  {:<16} {}   {}   {}   error {:.2e}\n", entry.kernel, statistics_text("cold", entry.timing.cold),
+               statistics_text("loop", entry.timing.loop), throughput_text(flops, entry.timing.loop.median),
+               entry.report->mean_relative_l2);
+  }
+}
+
+class Bench {
+ public:
+  explicit Bench(const Options& options)
+      : options_(options),
+        kernels_(options.kernels.empty() ? std::vector<std::string>{""} : options.kernels),
+        device_(open_device(options.device, kernels_.front())) {
+    head_ = {{"tool", "chiasma bench"},
+             {"version", chiasma_version()},
+             {"commit", CHIASMA_GIT_COMMIT},
+             {"unix_time", static_cast<std::int64_t>(std::time(nullptr))},
+             {"machine", to_json(device_->describe())},
+             {"seconds_per_kernel", options.seconds},
+             {"results", Json::array()}};
+    for (const auto& [key, value] : device_->describe()) fmt::print("# {}: {}\n", key, value);
+    fmt::print("# chiasma {}, commit {}\n", chiasma_version(), CHIASMA_GIT_COMMIT);
+  }
+
+  void run(const harness::Case& spec, const std::string& place) {
+    const std::string line = harness::to_line(spec);
+    std::string error;
+    std::vector<Entry> entries;
+    std::unique_ptr<harness::Workload> workload;
+    double flops = 0;
+    {
+      const Progress progress(fmt::format("case {}: {}", place, line));
+      workload = harness::Workload::make(spec, &error);
+      if (workload == nullptr) throw CommandError(kExitUnavailable, fmt::format("case '{}': {}", line, error));
+      flops = selected_flops(*workload);
+      for (const std::string& kernel : kernels_) entries.push_back(prepare(*workload, *device_, kernel, options_));
+      time_entries(entries);
+    }
+    fmt::print("{}\n", line);
+    for (const Entry& entry : entries) {
+      print_entry(entry, flops);
+      head_["results"].push_back(to_json(entry, spec, flops));
+      any_wrong_ |= entry.runner != nullptr && !entry.problem.empty();
+      any_not_run_ |= entry.runner == nullptr;
+    }
+    std::fflush(stdout);
+  }
+
+  const Json& json() const { return head_; }
+
+  int exit_code() const {
+    if (any_wrong_) return kExitCheckFailed;
+    return any_not_run_ ? kExitUnavailable : kExitOk;
+  }
+
+ private:
+  // Only those whose result was right.
+  void time_entries(std::vector<Entry>& entries) const {
+    std::vector<harness::Runner*> runners;
+    std::vector<Entry*> timed;
+    for (Entry& entry : entries) {
+      if (entry.runner == nullptr || !entry.problem.empty()) continue;
+      runners.push_back(entry.runner.get());
+      timed.push_back(&entry);
+    }
+    harness::TimingOptions timing_options;
+    timing_options.seconds_per_runner = options_.seconds;
+    std::vector<harness::Timing> timings;
+    harness::RunError error;
+    if (!harness::time_runners(runners, timing_options, &timings, &error)) {
+      throw CommandError(kExitUnavailable, error.message);
+    }
+    for (std::size_t n = 0; n < timed.size(); ++n) timed[n]->timing = timings[n];
+  }
+
+  const Options& options_;
+  std::vector<std::string> kernels_;
+  std::unique_ptr<harness::Device> device_;
+  Json head_;
+  bool any_wrong_ = false;
+  bool any_not_run_ = false;
+};
+
+int run_bench(const Options& options) {
+  const std::vector<harness::Case> cases = collect_cases(options.cases, kDefaultCases);
+  std::optional<OutputFile> file;
+  if (!options.json.empty()) file.emplace(options.json);
+  Bench bench(options);
+  for (std::size_t n = 0; n < cases.size(); ++n) bench.run(cases[n], fmt::format("{} of {}", n + 1, cases.size()));
+  if (file) {
+    const std::string text = bench.json().dump(2) + "\n";
+    file->write(std::as_bytes(std::span(text)));
+    file->commit();
+  }
+  return bench.exit_code();
+}
+
+}  // namespace
+
+void register_bench(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("bench", "Time kernels");
+  command->description(kDescription);
+  command->footer(kFooter);
+  add_case_options(*command, options->cases);
+  command->add_option("--kernel", options->kernels, "a name from `chiasma info`; repeatable, to compare")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
+  command->add_option("--device", options->device, kDeviceHelp)->capture_default_str();
+  command->add_option("--json", options->json, "write the results here, with machine, version, commit and errors")
+      ->type_name("FILE");
+  command->add_option("--seconds", options->seconds, "measuring time for each kernel and case")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+  command->add_option("--threads", options->threads, "worker threads on the CPU; 0: all")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  command->callback([options, &exit_code] {
+    try {
+      exit_code = run_bench(*options);
+    } catch (const OutputError& error) {
+      fail_input("--json: {}", error.what());
+    }
+  });
+}
+
+}  // namespace chiasma::cli
