@@ -169,7 +169,7 @@ void run_quantize(const Options& options) {
   });
   write_others(file, "kv", writer);
   writer.commit();
-  fmt::print(stderr, "chiasma: {} pages of {} tokens quantized to {}, {} scales; {} values were NaN or infinite\n",
+  fmt::print(stderr, "chiasma: {} pages of {} tokens quantised to {}, {} scales; {} values were NaN or infinite\n",
              num_pages, page, options.format, options.scale, nonfinite);
 }
 

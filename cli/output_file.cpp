@@ -30,6 +30,8 @@ void install_interrupt_handlers() {
     // An ignored signal (nohup) stays ignored.
     if (std::signal(signal_number, remove_pending_and_die) == SIG_IGN) std::signal(signal_number, SIG_IGN);
   }
+  // Past a file size limit write() shall fail rather than kill.
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 std::string reason(int error) {
