@@ -53,4 +53,7 @@ struct CheckReport {
 // Also checks Workload::guards_intact().
 CheckReport check(const Workload& workload, const Tolerance& tolerance, const CheckOptions& options = {});
 
+// All rows of a call that no case line describes. Its tensors, out and lse included, are on the CPU.
+CheckReport check_decode(const chiasma_decode_args& args, const Tolerance& tolerance);
+
 }  // namespace chiasma::harness

@@ -48,5 +48,7 @@ bool is_device_name(std::string_view name);
 // Null on failure, with what is wrong in *error.
 std::unique_ptr<Device> open_device(std::string_view name, std::string* error);
 std::unique_ptr<Device> open_cpu_device();
+// Only in builds with CUDA; the device must exist.
+std::unique_ptr<Device> open_cuda_device(int index);
 
 }  // namespace chiasma::harness

@@ -6,6 +6,7 @@
 
 #include "format/kv_format.h"
 #include "format/numbers.h"
+#include "harness/workload.h"
 
 namespace chiasma::harness {
 namespace {
@@ -75,13 +76,12 @@ double deviation_of_head(const bf16_t* q, int dim, const std::vector<float>& key
 
 }  // namespace
 
-ScoreSpread::ScoreSpread(const Workload& workload, std::int64_t row) {
-  const chiasma_decode_args& args = workload.args();
+ScoreSpread::ScoreSpread(const chiasma_decode_args& args, std::int64_t row) {
   const auto format = static_cast<KvFormat>(args.format);
   const int dim = key_dim(format);
   std::vector<float> keys;
   for (const bool extra : {false, true}) {
-    const std::vector<std::int64_t> slots = workload.selected_slots(row, extra);
+    const std::vector<std::int64_t> slots = selected_slots(args, row, extra);
     const auto count = static_cast<std::int64_t>(slots.size());
     num_selected_ += count;
     const std::int64_t num_sampled = std::min(count, kMaxSampledKeys);

@@ -4,14 +4,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "harness/workload.h"
+#include "chiasma/chiasma.h"
 
 namespace chiasma::harness {
 
 class ScoreSpread {
  public:
   // Looks at a sample of the selected keys of query token `row` (request * s_q + query token).
-  ScoreSpread(const Workload& workload, std::int64_t row);
+  ScoreSpread(const chiasma_decode_args& args, std::int64_t row);
 
   // The standard deviation of the head's scores over the keys, or the one that their products would have with
   // random signs, whichever is larger: the second is what counts when few keys happen to score alike.

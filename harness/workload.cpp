@@ -124,8 +124,9 @@ constexpr SelectionMembers kExtra = {&chiasma_decode_args::extra_kv_cache,
                                      "extra_indices",
                                      "extra_topk_length"};
 
-std::vector<std::int64_t> slots_of_row(const Case& spec, const chiasma_decode_args& args,
-                                       const SelectionMembers& members, std::int64_t row) {
+std::vector<std::int64_t> slots_of_row(const chiasma_decode_args& args, const SelectionMembers& members,
+                                       std::int64_t row) {
+  const std::int64_t s_q = args.q.shape[1];
   const chiasma_tensor& cache = args.*members.cache;
   const chiasma_tensor& indices = args.*members.indices;
   const chiasma_tensor& length = args.*members.length;
@@ -133,10 +134,10 @@ std::vector<std::int64_t> slots_of_row(const Case& spec, const chiasma_decode_ar
   if (cache.rank == 0) return slots;
   std::int64_t num_entries = indices.shape[2];
   if (length.rank != 0) {
-    num_entries = std::clamp<std::int64_t>(element<std::int32_t>(length, row / spec.sq), 0, num_entries);
+    num_entries = std::clamp<std::int64_t>(element<std::int32_t>(length, row / s_q), 0, num_entries);
   }
   for (std::int64_t entry = 0; entry < num_entries; ++entry) {
-    const std::int64_t slot = element<std::int32_t>(indices, row / spec.sq, row % spec.sq, entry);
+    const std::int64_t slot = element<std::int32_t>(indices, row / s_q, row % s_q, entry);
     if (slot >= 0 && slot < cache.shape[0] * cache.shape[1]) slots.push_back(slot);
   }
   return slots;
@@ -279,7 +280,7 @@ class WorkloadBuilder {
   std::vector<bool> find_selected(const SelectionMembers& members, const PoolLayout& layout) const {
     std::vector<bool> selected(static_cast<std::size_t>(layout.num_slots()));
     for (std::int64_t row = 0; row < spec_.num_rows(); ++row) {
-      for (const std::int64_t slot : slots_of_row(spec_, args_, members, row)) {
+      for (const std::int64_t slot : slots_of_row(args_, members, row)) {
         selected[static_cast<std::size_t>(slot)] = true;
       }
     }
@@ -367,8 +368,8 @@ bool Workload::guards_intact(std::string* where) const {
   return true;
 }
 
-std::vector<std::int64_t> Workload::selected_slots(std::int64_t row, bool extra) const {
-  return slots_of_row(spec_, args_, extra ? kExtra : kMain, row);
+std::vector<std::int64_t> selected_slots(const chiasma_decode_args& args, std::int64_t row, bool extra) {
+  return slots_of_row(args, extra ? kExtra : kMain, row);
 }
 
 }  // namespace chiasma::harness

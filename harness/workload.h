@@ -46,9 +46,6 @@ class Workload {
   // not.
   bool guards_intact(std::string* where) const;
 
-  // Slots that query token `row` (request * s_q + query token) selects: of the first cache, or of the second.
-  std::vector<std::int64_t> selected_slots(std::int64_t row, bool extra) const;
-
  private:
   friend class WorkloadBuilder;
   Workload() = default;
@@ -57,5 +54,9 @@ class Workload {
   chiasma_decode_args args_{};
   std::vector<Region> regions_;
 };
+
+// Slots that query token `row` (request * s_q + query token) of a call on the CPU selects: of the first cache, or of
+// the second.
+std::vector<std::int64_t> selected_slots(const chiasma_decode_args& args, std::int64_t row, bool extra);
 
 }  // namespace chiasma::harness

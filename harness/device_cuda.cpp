@@ -1,0 +1,122 @@
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "harness/device.h"
+
+namespace chiasma::harness {
+namespace {
+
+// More than twice the L2 of current devices.
+constexpr std::size_t kFlushBytes = std::size_t{256} << 20;
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(int index) : index_(index) {
+    cudaSetDevice(index);
+    cudaEventCreate(&begin_);
+    cudaEventCreate(&end_);
+  }
+  ~CudaDevice() override {
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+  }
+
+  chiasma_device id() const override { return {CHIASMA_CUDA, index_}; }
+
+  std::vector<std::pair<std::string, std::string>> describe() const override {
+    cudaDeviceProp properties = {};
+    int driver = 0, runtime = 0;
+    cudaGetDeviceProperties(&properties, index_);
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    return {{"device", properties.name},
+            {"multiprocessors", std::to_string(properties.multiProcessorCount)},
+            {"l2_bytes", std::to_string(properties.l2CacheSize)},
+            {"driver", smi("driver_version")},
+            {"cuda_driver_api", version_text(driver)},
+            {"cuda_runtime", version_text(runtime)}};
+  }
+
+  std::vector<std::pair<std::string, double>> sensors() const override {
+    std::vector<std::pair<std::string, double>> readings;
+    for (const auto& [name, query] : {std::pair{"sm_mhz", "clocks.sm"}, {"memory_mhz", "clocks.mem"},
+                                      {"power_w", "power.draw"}, {"temperature_c", "temperature.gpu"}}) {
+      const std::string text = smi(query);
+      if (!text.empty() && text != "unknown") readings.emplace_back(name, std::strtod(text.c_str(), nullptr));
+    }
+    return readings;
+  }
+
+  bool shares_host_memory() const override { return false; }
+
+  DeviceBlock allocate(std::size_t bytes) override {
+    void* memory = nullptr;
+    if (cudaMalloc(&memory, bytes == 0 ? 1 : bytes) != cudaSuccess) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    return DeviceBlock(static_cast<std::byte*>(memory), [](std::byte* block) { cudaFree(block); });
+  }
+
+  bool copy_to_device(std::byte* device, const std::byte* host, std::size_t bytes) override {
+    return cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice) == cudaSuccess;
+  }
+
+  bool copy_to_host(std::byte* host, const std::byte* device, std::size_t bytes) override {
+    return cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost) == cudaSuccess;
+  }
+
+  bool synchronize(std::string* error) override {
+    const cudaError_t status = cudaDeviceSynchronize();
+    if (status != cudaSuccess) *error = std::string("the device reports: ") + cudaGetErrorString(status);
+    return status == cudaSuccess;
+  }
+
+  void flush_caches() override {
+    if (flush_ == nullptr) flush_ = allocate(kFlushBytes);
+    if (flush_ != nullptr) cudaMemsetAsync(flush_.get(), 0, kFlushBytes);
+  }
+
+  double time_us(const std::function<void()>& work) override {
+    cudaEventRecord(begin_);
+    work();
+    cudaEventRecord(end_);
+    cudaEventSynchronize(end_);
+    float milliseconds = 0.0f;
+    cudaEventElapsedTime(&milliseconds, begin_, end_);
+    return milliseconds * 1e3;
+  }
+
+ private:
+  static std::string version_text(int version) {
+    return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  }
+
+  // One reading of the driver's own tool; "unknown" without it.
+  std::string smi(const char* query) const {
+    char command[160];
+    std::snprintf(command, sizeof command, "nvidia-smi --id=%d --query-gpu=%s --format=csv,noheader,nounits 2>/dev/null",
+                  index_, query);
+    std::FILE* pipe = popen(command, "r");
+    if (pipe == nullptr) return "unknown";
+    char line[128] = {};
+    const bool any = std::fgets(line, sizeof line, pipe) != nullptr;
+    pclose(pipe);
+    line[std::strcspn(line, "\n")] = '\0';
+    return any ? line : "unknown";
+  }
+
+  int index_;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  DeviceBlock flush_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> open_cuda_device(int index) {
+  return std::make_unique<CudaDevice>(index);
+}
+
+}  // namespace chiasma::harness
