@@ -63,7 +63,7 @@ double selected_flops(const harness::Workload& workload) {
   const harness::Case& spec = workload.spec();
   std::size_t selected = 0;
   for (std::int64_t row = 0; row < spec.num_rows(); ++row) {
-    selected += workload.selected_slots(row, false).size() + workload.selected_slots(row, true).size();
+    for (const bool extra : {false, true}) selected += harness::selected_slots(workload.args(), row, extra).size();
   }
   harness::Case one_entry = spec;
   one_entry.b = one_entry.sq = one_entry.topk = 1;

@@ -65,7 +65,7 @@ void run_decode_command(const Options& options) {
                printable(input.unused().front()));
   }
   const std::unique_ptr<harness::Device> device = open_device(options.device, options.job.kernel);
-  DecodeJob job(input, *device, options.job, options.input);
+  DecodeJob job(input.args(), input.tensors(), *device, options.job, options.input);
 
   // The output's place is tried before the work is done.
   const chiasma_tensor& q = input.args().q;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "chiasma/chiasma.h"
+#include "cli/decode_job.h"
 #include "cli/safetensors.h"
 
 namespace chiasma::cli {
@@ -30,14 +31,9 @@ class DecodeInput {
   // must outlive the result.
   DecodeInput(const SafetensorsFile& file, std::optional<double> sm_scale);
 
-  struct Tensor {
-    chiasma_tensor chiasma_decode_args::*member;
-    std::size_t bytes;
-  };
-
   // CPU tensors in memory aligned for the C interface; out and lse are absent.
   const chiasma_decode_args& args() const { return args_; }
-  const std::vector<Tensor>& tensors() const { return tensors_; }
+  const std::vector<DecodeTensor>& tensors() const { return tensors_; }
   // Names in the file that no argument has.
   const std::vector<std::string>& unused() const { return unused_; }
 
@@ -49,7 +45,7 @@ class DecodeInput {
 
   const SafetensorsFile& file_;
   chiasma_decode_args args_{};
-  std::vector<Tensor> tensors_;
+  std::vector<DecodeTensor> tensors_;
   std::vector<std::string> unused_;
   std::vector<std::vector<std::max_align_t>> copies_;
 };

@@ -7,11 +7,11 @@
 
 namespace chiasma::cli {
 
-DecodeJob::DecodeJob(const DecodeInput& input, harness::Device& device, const DecodeJobOptions& options,
-                     std::string where)
-    : where_(std::move(where)), tensors_(device), args_(input.args()) {
+DecodeJob::DecodeJob(const chiasma_decode_args& args, std::span<const DecodeTensor> inputs, harness::Device& device,
+                     const DecodeJobOptions& options, std::string where)
+    : where_(std::move(where)), tensors_(device), args_(args) {
   // Planned before anything is allocated, so that the shapes are known to be sound.
-  for (const DecodeInput::Tensor& tensor : input.tensors()) (args_.*tensor.member).device = device.id();
+  for (const DecodeTensor& tensor : inputs) (args_.*tensor.member).device = device.id();
   const std::array<std::int64_t, 4> shape{args_.q.shape[0], args_.q.shape[1], args_.q.shape[2], kOutputWidth};
   args_.out = chiasma_contiguous(nullptr, CHIASMA_BFLOAT16, device.id(), 4, shape.data());
   args_.lse = chiasma_contiguous(nullptr, CHIASMA_FLOAT32, device.id(), 3, shape.data());
@@ -22,8 +22,8 @@ DecodeJob::DecodeJob(const DecodeInput& input, harness::Device& device, const De
   check_status(chiasma_decode_plan_create(&args_, &plan_options, &plan), where_);
   plan_.reset(plan);
 
-  for (const DecodeInput::Tensor& tensor : input.tensors()) {
-    args_.*tensor.member = tensors_.input(input.args().*tensor.member, tensor.bytes);
+  for (const DecodeTensor& tensor : inputs) {
+    args_.*tensor.member = tensors_.input(args.*tensor.member, tensor.bytes);
   }
   args_.out = tensors_.output(CHIASMA_BFLOAT16, {shape[0], shape[1], shape[2], shape[3]});
   args_.lse = tensors_.output(CHIASMA_FLOAT32, {shape[0], shape[1], shape[2]});

@@ -7,12 +7,17 @@
 #include <string>
 
 #include "chiasma/chiasma.h"
-#include "cli/decode_input.h"
 #include "cli/device.h"
 
 namespace chiasma::cli {
 
 inline constexpr std::int64_t kOutputWidth = 512;
+
+// A tensor of a decode call and the bytes of memory that it spans.
+struct DecodeTensor {
+  chiasma_tensor chiasma_decode_args::*member;
+  std::size_t bytes;
+};
 
 struct DecodeJobOptions {
   std::string kernel;  // empty: the best that fits
@@ -21,8 +26,10 @@ struct DecodeJobOptions {
 
 class DecodeJob {
  public:
-  // `input` and `device` must outlive the job. Throws CommandError with `where` in front of the library's message.
-  DecodeJob(const DecodeInput& input, harness::Device& device, const DecodeJobOptions& options, std::string where);
+  // args: CPU tensors, with out and lse absent; `inputs` says which are there. They and `device` must outlive the job.
+  // Throws CommandError with `where` in front of the library's message.
+  DecodeJob(const chiasma_decode_args& args, std::span<const DecodeTensor> inputs, harness::Device& device,
+            const DecodeJobOptions& options, std::string where);
 
   void run();
   std::string kernel() const { return chiasma_decode_plan_kernel(plan_.get()); }
