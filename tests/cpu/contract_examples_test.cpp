@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -72,6 +73,7 @@ struct Decoded {
 struct Decoder {
   std::string name;
   std::function<Decoded(const chiasma_decode_args&)> run;
+  friend void PrintTo(const Decoder& decoder, std::ostream* stream) { *stream << decoder.name; }
 };
 
 Decoded run_oracle(const chiasma_decode_args& args) {

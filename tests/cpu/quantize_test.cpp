@@ -298,8 +298,9 @@ TEST(Quantize, RopeBitsPassUnchangedNanPayloadsIncluded) {
     Rows rows(mode.format, 1, 23);
     const std::uint16_t patterns[] = {0x7f81, 0xffff, 0x7f80, 0xff80, 0x0001, 0x8000};
     for (int i = 0; i < 6; ++i) rows.row(0)[rows.dim() - 6 + i] = bf16_t{patterns[i]};
+    rows.row(0)[rows.dim() - 64] = bf16_t{0x7f80};
     PagedCache cache(mode.format, 1, 1);
-    EXPECT_EQ(quantize(mode, rows, cache), 4);
+    EXPECT_EQ(quantize(mode, rows, cache), 5);
     const std::byte* rope = cache.page(0) + (mode.format == KvFormat::v4 ? 448 : 528);
     EXPECT_EQ(std::memcmp(rope, rows.row(0) + rows.dim() - 64, 128), 0);
   }
