@@ -44,14 +44,15 @@ struct TileScale {
 // its sign. WHY a division and not a product with 1/scale: the reciprocal of an amax scale is rounded, which moves
 // values that lie near the middle of two codes; for a power of two both are exact.
 inline TileScale quantize_tile(const float* values, int count, ScaleMode mode, std::uint8_t* codes) {
-  constexpr std::uint32_t kMagnitudeMask = 0x7fffffffu;
-  constexpr std::uint32_t kInfinityBits = 0x7f800000u;
-  std::uint32_t amax_bits = 0;  // magnitudes of floats order as their bits do
+  constexpr std::int32_t kMagnitudeMask = 0x7fffffff;
+  constexpr std::int32_t kInfinityBits = 0x7f800000;
+  std::int32_t amax_bits = 0;  // magnitudes of floats order as their bits do
   int num_nonfinite = 0;
   for (int i = 0; i < count; ++i) {
-    const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(values[i]) & kMagnitudeMask;
+    const std::int32_t magnitude = std::bit_cast<std::int32_t>(values[i]) & kMagnitudeMask;
+    const std::int32_t finite = magnitude < kInfinityBits ? magnitude : 0;
     num_nonfinite += magnitude >= kInfinityBits ? 1 : 0;
-    amax_bits = std::max(amax_bits, magnitude >= kInfinityBits ? 0u : magnitude);
+    amax_bits = amax_bits > finite ? amax_bits : finite;
   }
   const float amax = std::bit_cast<float>(amax_bits);
   const float scale = mode == ScaleMode::pow2 ? pow2_scale(amax) : amax_scale(amax);
