@@ -297,9 +297,9 @@ bool read_cases(std::string_view text, const std::string& name, std::vector<Case
 bool read_case_file(const std::filesystem::path& path, std::vector<Case>* out, std::string* error) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
+  // An empty file leaves `text` failed, which is no error. A directory can be opened, but not read.
   if (file) text << file.rdbuf();
-  // An empty file leaves text failed, which is no error; a directory opens but cannot be read.
-  if (!file || file.bad()) {
+  if (!file || file.bad() || std::filesystem::is_directory(path)) {
     *error = fmt::format("{}: cannot be read", path.string());
     return false;
   }
