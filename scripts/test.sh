@@ -21,7 +21,8 @@ stage_release() { configure_and_build ci && run_ctest ci --label-exclude gpu; }
 # clang, so that both compilers see the tree with warnings as errors.
 stage_asan_ubsan() {
   configure_and_build asan-ubsan &&
-    UBSAN_OPTIONS=print_stacktrace=1 run_ctest asan-ubsan --label-exclude gpu
+    LSAN_OPTIONS=suppressions=$PWD/scripts/lsan.supp:print_suppressions=0 UBSAN_OPTIONS=print_stacktrace=1 \
+      run_ctest asan-ubsan --label-exclude gpu
 }
 
 # archer tells the thread sanitizer what OpenMP synchronises; without it every parallel region looks like a race.
@@ -40,6 +41,7 @@ stage_tsan() {
 stage_fuzz() {
   local target corpus=build/fuzz-corpus
   cmake --preset asan-ubsan "${launcher[@]}" && cmake --build build/asan-ubsan --target chiasma_fuzzers --parallel "$(nproc)" || return 1
+  export LSAN_OPTIONS=suppressions=$PWD/scripts/lsan.supp:print_suppressions=0
   for target in fuzz_safetensors fuzz_arguments; do
     mkdir -p "$corpus/$target"
     "build/asan-ubsan/tests/fuzz/$target" -max_total_time="$FUZZ_SECONDS" -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
