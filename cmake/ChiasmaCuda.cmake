@@ -30,6 +30,7 @@ endif()
 
 if(CHIASMA_ENABLE_CUDA)
   message(STATUS "CUDA kernels: yes, nvcc ${CMAKE_CUDA_COMPILER_VERSION}")
+  find_package(CUDAToolkit REQUIRED)
   set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   add_library(chiasma_cuda_options INTERFACE)
