@@ -41,8 +41,10 @@ class CudaDevice final : public Device {
 
   std::vector<std::pair<std::string, double>> sensors() const override {
     std::vector<std::pair<std::string, double>> readings;
-    for (const auto& [name, query] : {std::pair{"sm_mhz", "clocks.sm"}, {"memory_mhz", "clocks.mem"},
-                                      {"power_w", "power.draw"}, {"temperature_c", "temperature.gpu"}}) {
+    for (const auto& [name, query] : {std::pair{"sm_mhz", "clocks.sm"},
+                                      {"memory_mhz", "clocks.mem"},
+                                      {"power_w", "power.draw"},
+                                      {"temperature_c", "temperature.gpu"}}) {
       const std::string text = smi(query);
       if (!text.empty() && text != "unknown") readings.emplace_back(name, std::strtod(text.c_str(), nullptr));
     }
@@ -97,8 +99,8 @@ class CudaDevice final : public Device {
   // One reading of the driver's own tool; "unknown" without it.
   std::string smi(const char* query) const {
     char command[160];
-    std::snprintf(command, sizeof command, "nvidia-smi --id=%d --query-gpu=%s --format=csv,noheader,nounits 2>/dev/null",
-                  index_, query);
+    std::snprintf(command, sizeof command,
+                  "nvidia-smi --id=%d --query-gpu=%s --format=csv,noheader,nounits 2>/dev/null", index_, query);
     std::FILE* pipe = popen(command, "r");
     if (pipe == nullptr) return "unknown";
     char line[128] = {};

@@ -25,7 +25,8 @@ class RealActivations : public testing::TestWithParam<chiasma_scale_mode> {
                 result.kernel_error.mean_relative_l2, result.kernel_error.max_relative_l2,
                 result.kernel_error.max_lse_error, result.quantisation_mean, result.quantisation_max,
                 result.milliseconds);
-    // Rounding to e4m3's 3 mantissa bits costs a value 1/8 / sqrt(12) / sqrt(2) = 2.6 % (rms); averaging tokens, no more.
+    // Rounding to e4m3's 3 mantissa bits costs a value 1/8 / sqrt(12) / sqrt(2) = 2.6 % (rms); averaging tokens, no
+    // more.
     EXPECT_LT(result.quantisation_mean, 0.026);
     EXPECT_GT(result.quantisation_mean, result.kernel_error.mean_relative_l2);
     // That the layer is peaky, unlike normally distributed data, is what makes it worth testing.
