@@ -88,14 +88,19 @@ stage_gpu() {
   configure_and_build ci && run_ctest ci --label-regex gpu
 }
 
-# The line of a log that says most: the test runner's verdict, else the last line.
-verdict_of() { grep -E 'tests passed' "$1" | tail -n 1 | grep . || tail -n 1 "$1"; }
+# The line of a log that says most: the test runner's verdict, else the first error of a stage that failed, else the
+# last line.
+verdict_of() {
+  grep -E 'tests passed' "$1" | tail -n 1 | grep . && return
+  [[ $2 == FAILED ]] && grep -m 1 -iE 'error|warning:' "$1" && return
+  tail -n 1 "$1"
+}
 
 run_tests() {
   need_packages lint test
   local stages=("$@") name started status seconds log
   [[ ${#stages[@]} -gt 0 ]] || stages=(files format release consumer asan-ubsan fuzz tsan lint gpu)
-  local passed=0 failed=0 skipped=0 table=()
+  local passed=0 failed=0 skipped=0 word table=()
   mkdir -p "$LOGS"
   for name in "${stages[@]}"; do
     declare -F "stage_${name//-/_}" >/dev/null || { echo "./run test: no stage '$name'" >&2; exit 2; }
@@ -112,7 +117,7 @@ run_tests() {
       "$SKIPPED") skipped=$((skipped + 1)) word=SKIPPED ;;
       *) failed=$((failed + 1)) word=FAILED && tail -n 80 "$log" ;;
     esac
-    table+=("$(printf '%-10s %-8s %4d s  %s' "$name" "$word" "$seconds" "$(verdict_of "$log")")")
+    table+=("$(printf '%-10s %-8s %4d s  %s' "$name" "$word" "$seconds" "$(verdict_of "$log" "$word")")")
     echo "${table[-1]}"
   done
   printf '\n%s\n' "Summary (logs in $LOGS/)"
