@@ -93,15 +93,18 @@ void PackQueries(benchmark::State& state) {
   std::vector<bf16_t> q(kHeads * v32::kKeyDim, to_bf16(1.5f));
   const Buffer queries(kHeads * v32::kKeyDim);
   for (auto _ : state) {
-    cpu::pack_queries(q.data(), v32::kKeyDim, kHeads, v32::kKeyDim, queries.get());
+    for (int head = 0; head < kHeads; head += cpu::kHeadGroup) {
+      cpu::pack_queries(q.data(), v32::kKeyDim, cpu::kHeadGroup, v32::kKeyDim, queries.get() + head * v32::kKeyDim);
+    }
     benchmark::ClobberMemory();
   }
 }
 BENCHMARK(PackQueries);
 
+// The stages below work on one group of heads.
 void ScoreQk(benchmark::State& state) {
   const int heads = static_cast<int>(state.range(0));
-  const Buffer queries(kHeads * v32::kKeyDim);
+  const Buffer queries(cpu::kHeadGroup * v32::kKeyDim);
   const Buffer tile(cpu::kBlockTokens * cpu::kTileStride);
   const Buffer scores(cpu::kBlockTokens * cpu::kScoreStride);
   for (auto _ : state) {
@@ -110,24 +113,24 @@ void ScoreQk(benchmark::State& state) {
   }
   state.counters["flop"] = rate(2.0 * heads * cpu::kBlockTokens * v32::kKeyDim);
 }
-BENCHMARK(ScoreQk)->Arg(kHeads)->Arg(16);
+BENCHMARK(ScoreQk)->Arg(cpu::kHeadGroup)->Arg(16);
 
 // A Partial over buffers of its own.
 struct PartialBuffers {
-  Buffer out{kValueDim * kHeads}, max{kHeads}, sum{kHeads};
-  std::int64_t tokens[cpu::kNumHeadGroups] = {};
-  cpu::Partial view() { return {out.get(), max.get(), sum.get(), tokens}; }
+  Buffer out{kValueDim * cpu::kHeadGroup}, max{cpu::kHeadGroup}, sum{cpu::kHeadGroup};
+  std::int64_t tokens = 1;
+  cpu::Partial view() { return {out.get(), max.get(), sum.get(), &tokens}; }
 };
 
 void SoftmaxStep(benchmark::State& state) {
-  const Buffer fresh(cpu::kBlockTokens * cpu::kScoreStride);
   const Buffer scores(cpu::kBlockTokens * cpu::kScoreStride);
-  const Buffer probabilities(cpu::kBlockTokens * kHeads);
-  const Buffer rescale(kHeads);
+  const Buffer probabilities(cpu::kBlockTokens * cpu::kHeadGroup);
+  const Buffer rescale(cpu::kHeadGroup);
   PartialBuffers partial;
   for (auto _ : state) {
     // The step overwrites scores with probabilities, which are scores as good as any.
-    cpu::softmax_step(scores.get(), cpu::kBlockTokens, kHeads, partial.view(), rescale.get(), probabilities.get());
+    cpu::softmax_step(scores.get(), cpu::kBlockTokens, cpu::kHeadGroup, partial.view(), rescale.get(),
+                      probabilities.get());
     benchmark::ClobberMemory();
   }
 }
@@ -136,9 +139,9 @@ BENCHMARK(SoftmaxStep);
 void AccumulatePv(benchmark::State& state) {
   const int heads = static_cast<int>(state.range(0));
   const Buffer tile(cpu::kBlockTokens * cpu::kTileStride);
-  const Buffer probabilities(cpu::kBlockTokens * kHeads);
-  const std::vector<float> rescale(kHeads, 0.5f);
-  const Buffer out(kValueDim * kHeads);
+  const Buffer probabilities(cpu::kBlockTokens * cpu::kHeadGroup);
+  const std::vector<float> rescale(cpu::kHeadGroup, 0.5f);
+  const Buffer out(kValueDim * cpu::kHeadGroup);
   for (auto _ : state) {
     cpu::accumulate_pv(probabilities.get(), tile.get(), cpu::kBlockTokens, heads, rescale.data(), 0, kValueDim,
                        out.get());
@@ -146,16 +149,12 @@ void AccumulatePv(benchmark::State& state) {
   }
   state.counters["flop"] = rate(2.0 * heads * cpu::kBlockTokens * kValueDim);
 }
-BENCHMARK(AccumulatePv)->Arg(kHeads)->Arg(16);
+BENCHMARK(AccumulatePv)->Arg(cpu::kHeadGroup)->Arg(16);
 
 void MergePartials(benchmark::State& state) {
   PartialBuffers from, into;
-  std::fill_n(from.tokens, cpu::kNumHeadGroups, 1);
-  std::fill_n(into.tokens, cpu::kNumHeadGroups, 1);
   for (auto _ : state) {
-    for (int group = 0; group < cpu::kNumHeadGroups; ++group) {
-      cpu::merge_partials(from.view(), into.view(), kHeads, group);
-    }
+    cpu::merge_partials(from.view(), into.view(), cpu::kHeadGroup);
     benchmark::ClobberMemory();
   }
 }

@@ -35,7 +35,7 @@ std::int64_t run_fma_peak(std::int64_t rounds, float* sink) {
     c10 = hn::MulAdd(c10, factor, addend);
     c11 = hn::MulAdd(c11, factor, addend);
     // The chains are all alike; this keeps the compiler from computing one for all twelve.
-#if HWY_ARCH_X86 && (HWY_COMPILER_GCC || HWY_COMPILER_CLANG)
+#if HWY_ARCH_X86
     __asm__ volatile(""
                      : "+x"(c0.raw), "+x"(c1.raw), "+x"(c2.raw), "+x"(c3.raw), "+x"(c4.raw), "+x"(c5.raw), "+x"(c6.raw),
                        "+x"(c7.raw), "+x"(c8.raw), "+x"(c9.raw), "+x"(c10.raw), "+x"(c11.raw));

@@ -74,7 +74,8 @@ class EntryCursor {
   EntryRange ranges_[2];
 };
 
-void prefetch_rows(KvFormat format, const RowBytes* rows, int begin, int end) {
+// Always inlined: GCC 12 takes a function that only prefetches for one without effect and drops calls to it.
+[[gnu::always_inline]] inline void prefetch_rows(KvFormat format, const RowBytes* rows, int begin, int end) {
   for (int i = begin; i < end; ++i) {
     for (int offset = 0; offset < row_stride_bytes(format); offset += kCacheLine) {
       __builtin_prefetch(rows[i].row + offset);
@@ -88,65 +89,78 @@ struct Block {
   int tokens;
 };
 
-void attend_block(const DecodeProblem& problem, const Block& block, const Block& next, bool first,
-                  const ThreadScratch& scratch, const Partial& partial) {
-  dequantize_kv(problem.format, block.rows, block.tokens, scratch.tile);
-  score_qk(scratch.queries, scratch.tile, block.tokens, problem.h_q, key_dim(problem.format), problem.sm_scale,
-           scratch.scores);
-  softmax_step(scratch.scores, block.tokens, problem.h_q, partial, scratch.rescale, scratch.probabilities);
+// One group of heads over one block. PERF: meanwhile the group's share of the next block's rows arrives, a few at a
+// time.
+void attend_group(const DecodeProblem& problem, int group, int tokens, const Block& next, const ThreadScratch& scratch,
+                  const Partial& partial) {
+  const int dim = key_dim(problem.format);
+  const int heads = heads_of_group(problem.h_q, group);
+  const float* queries = scratch.queries + std::int64_t{group} * kHeadGroup * dim;
+  score_qk(queries, scratch.tile, tokens, heads, dim, problem.sm_scale, scratch.scores);
+  softmax_step(scratch.scores, tokens, heads, partial, scratch.rescale, scratch.probabilities);
+  const float* rescale = *partial.tokens == 0 ? nullptr : scratch.rescale;
+
   constexpr int kNumChunks = kValueDim / kValueChunk;
+  const int num_pieces = num_head_groups(problem.h_q) * kNumChunks;
   for (int chunk = 0; chunk < kNumChunks; ++chunk) {
-    // PERF: the next block's rows arrive while this one is computed, a few at a time.
-    prefetch_rows(problem.format, next.rows, next.tokens * chunk / kNumChunks, next.tokens * (chunk + 1) / kNumChunks);
-    accumulate_pv(scratch.probabilities, scratch.tile, block.tokens, problem.h_q, first ? nullptr : scratch.rescale,
-                  chunk * kValueChunk, (chunk + 1) * kValueChunk, partial.out);
+    const int piece = group * kNumChunks + chunk;
+    prefetch_rows(problem.format, next.rows, next.tokens * piece / num_pieces, next.tokens * (piece + 1) / num_pieces);
+    accumulate_pv(scratch.probabilities, scratch.tile, tokens, heads, rescale, chunk * kValueChunk,
+                  (chunk + 1) * kValueChunk, partial.out);
   }
+  *partial.tokens += tokens;
 }
 
 // Attention of row over entries [begin, end); scratch.queries holds the row's queries.
 void attend_split(const DecodeProblem& problem, std::int64_t row, std::int64_t begin, std::int64_t end,
-                  const ThreadScratch& scratch, const Partial& partial) {
-  reset_partial(partial);
+                  const ThreadScratch& scratch, const RowPartial& partial) {
+  partial.reset();
   EntryCursor cursor(problem, row, begin, end);
   Block blocks[2];
   blocks[0].tokens = cursor.gather_kv(blocks[0].rows);
   prefetch_rows(problem.format, blocks[0].rows, 0, blocks[0].tokens);
-  std::int64_t tokens = 0;
   for (int current = 0; blocks[current].tokens > 0; current = 1 - current) {
+    const Block& block = blocks[current];
     Block& next = blocks[1 - current];
     next.tokens = cursor.gather_kv(next.rows);
-    attend_block(problem, blocks[current], next, tokens == 0, scratch, partial);
-    tokens += blocks[current].tokens;
+    dequantize_kv(problem.format, block.rows, block.tokens, scratch.tile);
+    for (int group = 0; group < num_head_groups(problem.h_q); ++group) {
+      attend_group(problem, group, block.tokens, next, scratch, partial.group(group));
+    }
   }
-  std::fill_n(partial.tokens, kNumHeadGroups, tokens);
 }
 
 void pack_row_queries(const DecodeProblem& problem, std::int64_t row, float* queries) {
   const bf16_t* q = problem.q + row / problem.s_q * problem.q_stride_b + row % problem.s_q * problem.q_stride_s;
-  pack_queries(q, problem.q_stride_h, problem.h_q, key_dim(problem.format), queries);
+  const int dim = key_dim(problem.format);
+  for (int group = 0; group < num_head_groups(problem.h_q); ++group) {
+    const std::int64_t head = std::int64_t{group} * kHeadGroup;
+    pack_queries(q + head * problem.q_stride_h, problem.q_stride_h, heads_of_group(problem.h_q, group), dim,
+                 queries + head * dim);
+  }
 }
 
-void store_row(const DecodeProblem& problem, std::int64_t row, int head_group, const Partial& partial) {
+void store_group(const DecodeProblem& problem, std::int64_t row, int group, const Partial& partial) {
   const std::int64_t request = row / problem.s_q;
   const std::int64_t query_token = row % problem.s_q;
-  store_out(partial, problem.h_q, head_group,
-            {.out = problem.out + request * problem.out_stride_b + query_token * problem.out_stride_s,
+  const std::int64_t head = std::int64_t{group} * kHeadGroup;
+  const float* sink = problem.attn_sink == nullptr ? nullptr : problem.attn_sink + head * problem.attn_sink_stride;
+  store_out(partial, heads_of_group(problem.h_q, group),
+            {.out = problem.out + request * problem.out_stride_b + query_token * problem.out_stride_s +
+                    head * problem.out_stride_h,
              .out_stride = problem.out_stride_h,
-             .lse = problem.lse + request * problem.lse_stride_b + query_token * problem.lse_stride_s,
+             .lse = problem.lse + request * problem.lse_stride_b + query_token * problem.lse_stride_s +
+                    head * problem.lse_stride_h,
              .lse_stride = problem.lse_stride_h,
-             .sink = problem.attn_sink,
+             .sink = sink,
              .sink_stride = problem.attn_sink_stride});
-}
-
-int num_head_groups(int heads) {
-  return (heads + kHeadGroup - 1) / kHeadGroup;
 }
 
 void decode_row(const DecodeProblem& problem, const DecodeSchedule& schedule, std::int64_t row,
                 const ThreadScratch& scratch) {
   pack_row_queries(problem, row, scratch.queries);
-  Partial merged = scratch.merged;
-  Partial part = scratch.part;
+  RowPartial merged = scratch.merged;
+  RowPartial part = scratch.part;
   const int num_groups = num_head_groups(problem.h_q);
   for (std::int64_t split = 0; split < schedule.num_splits; ++split) {
     const std::int64_t begin = split * schedule.tokens_per_split;
@@ -155,9 +169,11 @@ void decode_row(const DecodeProblem& problem, const DecodeSchedule& schedule, st
       std::swap(merged, part);
       continue;
     }
-    for (int group = 0; group < num_groups; ++group) merge_partials(part, merged, problem.h_q, group);
+    for (int group = 0; group < num_groups; ++group) {
+      merge_partials(part.group(group), merged.group(group), heads_of_group(problem.h_q, group));
+    }
   }
-  for (int group = 0; group < num_groups; ++group) store_row(problem, row, group, merged);
+  for (int group = 0; group < num_groups; ++group) store_group(problem, row, group, merged.group(group));
 }
 
 void decode_whole_rows(const DecodeProblem& problem, const DecodeSchedule& schedule, const Workspace& workspace) {
@@ -203,12 +219,13 @@ void merge_wave(const DecodeProblem& problem, const DecodeSchedule& schedule, co
   for (std::int64_t task = 0; task < num_tasks; ++task) {
     const std::int64_t row_in_wave = task / num_groups;
     const int group = static_cast<int>(task % num_groups);
-    const Partial merged = workspace.merged(row_in_wave);
-    if (wave.split_begin == 0) merged.tokens[group] = 0;
+    const Partial merged = workspace.merged(row_in_wave).group(group);
+    if (wave.split_begin == 0) *merged.tokens = 0;
     for (std::int64_t i = 0; i < wave.num_splits(); ++i) {
-      merge_partials(workspace.part(row_in_wave * wave.num_splits() + i), merged, problem.h_q, group);
+      const RowPartial part = workspace.part(row_in_wave * wave.num_splits() + i);
+      merge_partials(part.group(group), merged, heads_of_group(problem.h_q, group));
     }
-    if (wave.split_end == schedule.num_splits) store_row(problem, wave.row_begin + row_in_wave, group, merged);
+    if (wave.split_end == schedule.num_splits) store_group(problem, wave.row_begin + row_in_wave, group, merged);
   }
 }
 

@@ -26,9 +26,8 @@ void pack_queries(const bf16_t* q, std::int64_t stride_h, int heads, int dim, fl
     const int width = panel + kLanes < heads ? kPanel : kLanes;
     float* column = queries + panel * dim + (head - panel);
     for (int lane = 0; lane < kLanes; ++lane) {
-      const bf16_t* row = q + (head + lane) * stride_h;
-      const bool present = head + lane < heads;
-      for (int k = 0; k < dim; ++k) column[k * width + lane] = present ? to_float(row[k]) : 0.0f;
+      const bf16_t* row = head + lane < heads ? q + (head + lane) * stride_h : nullptr;
+      for (int k = 0; k < dim; ++k) column[k * width + lane] = row != nullptr ? to_float(row[k]) : 0.0f;
     }
   }
 }
@@ -134,11 +133,11 @@ void accumulate_pv(const float* probabilities, const float* tile, int tokens, in
                    int value_begin, int value_end, float* out) {
   HWY_DYNAMIC_DISPATCH(accumulate_pv)(probabilities, tile, tokens, heads, rescale, value_begin, value_end, out);
 }
-void merge_partials(const Partial& from, const Partial& into, int heads, int head_group) {
-  HWY_DYNAMIC_DISPATCH(merge_partials)(from, into, heads, head_group);
+void merge_partials(const Partial& from, const Partial& into, int heads) {
+  HWY_DYNAMIC_DISPATCH(merge_partials)(from, into, heads);
 }
-void store_out(const Partial& partial, int heads, int head_group, const RowOutput& output) {
-  HWY_DYNAMIC_DISPATCH(store_out)(partial, heads, head_group, output);
+void store_out(const Partial& partial, int heads, const HeadOutputs& outputs) {
+  HWY_DYNAMIC_DISPATCH(store_out)(partial, heads, outputs);
 }
 const char* kernel_target() {
   return HWY_DYNAMIC_DISPATCH(kernel_target)();

@@ -1,12 +1,15 @@
 // The stages of the CPU decode, one function each, vectorised with Highway and dispatched at run time to the best
 // instruction set of the machine. decode.cpp strings them together; nothing here knows about threads or requests.
 //
+// A stage works on one group of at most kHeadGroup heads: what a group needs beside the tile then fits the L2 cache
+// together with the tile, which all groups share.
+//
 // Layouts (all float32, 64-byte aligned, LANES = the instruction set's vector width, at most kMaxLanes):
 //   queries        [panel of 2 * LANES heads][dim][2 * LANES]: the heads stand side by side, so that scores for several
 //                  heads come out as one vector and no stage ever transposes or adds across a vector
 //   tile           [token][kTileStride]: dequantised keys, whose first kValueDim numbers are the values
 //   scores         [token][kScoreStride], one column a head
-//   probabilities  [group of up to 6 heads][token][head of the group]
+//   probabilities  [up to 6 heads][token][head of those]
 //   Partial::out   [panel of 2 * LANES values][head][2 * LANES]
 #pragma once
 
@@ -21,24 +24,30 @@ namespace chiasma::cpu {
 inline constexpr int kMaxHeads = 128;
 inline constexpr int kMaxLanes = 16;
 inline constexpr int kMaxKeyDim = v32::kKeyDim;
-// Tokens that are dequantised, scored and accumulated at a time. PERF: 128 keeps tile and scores within a 512 KB L2
-// cache and halves the passes over Partial::out that 64 would need.
-inline constexpr int kBlockTokens = 128;
+inline constexpr int kHeadGroup = 64;
+inline constexpr int kMaxHeadGroups = kMaxHeads / kHeadGroup;
+// Tokens that are dequantised, scored and accumulated at a time. PERF: 96 (of 64, 96, 128) ran fastest on a Zen 3 core
+// with 512 KB of L2 cache, by a few percent.
+inline constexpr int kBlockTokens = 96;
 // Odd multiples of a cache line: a column of a tile then spreads over every set of the L1 cache.
 inline constexpr int kTileStride = kMaxKeyDim + kMaxLanes;
-inline constexpr int kScoreStride = kMaxHeads + kMaxLanes;
-// Heads that are merged and stored as one piece of work.
-inline constexpr int kHeadGroup = 16;
-inline constexpr int kNumHeadGroups = kMaxHeads / kHeadGroup;
+inline constexpr int kScoreStride = kHeadGroup + kMaxLanes;
 // accumulate_pv's ranges begin and end at multiples of this.
 inline constexpr int kValueChunk = 64;
 
-// Attention over some of a row's tokens: out is relative to exp(max) and not yet divided by sum.
+constexpr int num_head_groups(int heads) {
+  return (heads + kHeadGroup - 1) / kHeadGroup;
+}
+constexpr int heads_of_group(int heads, int group) {
+  return heads - group * kHeadGroup < kHeadGroup ? heads - group * kHeadGroup : kHeadGroup;
+}
+
+// Attention of one group of heads over some of a row's tokens: out is relative to exp(max) and not yet divided by sum.
 struct Partial {
   float* out;            // [kValueDim, heads], layout above
-  float* max;            // [kMaxHeads]
-  float* sum;            // [kMaxHeads]
-  std::int64_t* tokens;  // [kNumHeadGroups] number of tokens attended to, a copy for each group of heads; 0: empty
+  float* max;            // [kHeadGroup]
+  float* sum;            // [kHeadGroup]
+  std::int64_t* tokens;  // [1] number of tokens attended to; 0: empty
 };
 
 // q [heads, dim], heads stride_h apart.
@@ -51,18 +60,18 @@ void dequantize_kv(KvFormat format, const RowBytes* rows, int tokens, float* til
 void score_qk(const float* queries, const float* tile, int tokens, int heads, int dim, float sm_scale, float* scores);
 
 // One step of the online softmax: scores -> probabilities relative to the new max; updates max and sum and gives the
-// factor [kMaxHeads] that brings earlier results to the new max. Overwrites scores.
+// factor [kHeadGroup] that brings earlier results to the new max. Overwrites scores.
 void softmax_step(float* scores, int tokens, int heads, const Partial& state, float* rescale, float* probabilities);
 
 // Values [value_begin, value_end): out = out * rescale + probabilities . values; rescale null: out is overwritten.
 void accumulate_pv(const float* probabilities, const float* tile, int tokens, int heads, const float* rescale,
                    int value_begin, int value_end, float* out);
 
-// into = into merged with from, for one group of heads. An empty part is an exact identity.
-void merge_partials(const Partial& from, const Partial& into, int heads, int head_group);
+// into = into merged with from. An empty part is an exact identity.
+void merge_partials(const Partial& from, const Partial& into, int heads);
 
-// Where one row's results go, one entry a head.
-struct RowOutput {
+// Where a group's results go, one entry a head.
+struct HeadOutputs {
   bf16_t* out;  // [heads, kValueDim]
   std::int64_t out_stride;
   float* lse;  // [heads]
@@ -70,7 +79,7 @@ struct RowOutput {
   const float* sink;  // [heads], or null
   std::int64_t sink_stride;
 };
-void store_out(const Partial& partial, int heads, int head_group, const RowOutput& output);
+void store_out(const Partial& partial, int heads, const HeadOutputs& outputs);
 
 // Instruction set in use, such as "AVX2".
 const char* kernel_target();

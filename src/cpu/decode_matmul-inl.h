@@ -25,13 +25,13 @@ inline constexpr int kLanes = static_cast<int>(hn::MaxLanes(FloatTag()));
 inline constexpr int kTileRows = 6;
 inline constexpr int kTileVecs = 2;
 inline constexpr int kPanel = kTileVecs * kLanes;
-static_assert(kValueChunk % kPanel == 0 && kMaxHeads % kPanel == 0);
+static_assert(kValueChunk % kPanel == 0 && kHeadGroup % kLanes == 0);
 
-// Rows that the next tile takes when `remaining` are left: 6, but the last ones are shared out evenly, as 1 to 3 rows
-// would leave the multiply-add units waiting for their own results.
+// Rows that the next tile takes when `remaining` are left: at most 6, shared out evenly, as a tile of few rows leaves
+// the multiply-add units waiting for their own results.
 HWY_INLINE int next_tile_rows(int remaining) {
-  if (remaining <= kTileRows) return remaining;
-  return remaining < 2 * kTileRows ? (remaining + 1) / 2 : kTileRows;
+  const int num_tiles = (remaining + kTileRows - 1) / kTileRows;
+  return (remaining + num_tiles - 1) / num_tiles;
 }
 
 // sums[r][v] = sum over k < depth of rows[r * kRowStride + k * kRowStep] * panel[k * kPanelStep + v * kLanes + lane]

@@ -94,61 +94,45 @@ void softmax_step(float* scores, int tokens, int heads, const Partial& state, fl
   pack_probabilities(scores, tokens, heads, probabilities);
 }
 
-// The heads of a group and what they hold in Partial::out: kValueDim / kPanel runs of `count` * kPanel numbers.
-struct GroupRange {
-  int begin, count;
-};
-HWY_INLINE GroupRange group_range(int heads, int head_group) {
-  const int begin = head_group * kHeadGroup;
-  return {begin, std::min(heads - begin, kHeadGroup)};
-}
-
-HWY_INLINE void copy_partial(const Partial& from, const Partial& into, int heads, GroupRange range) {
-  for (int value = 0; value < kValueDim; value += kPanel) {
-    const int offset = value * heads + range.begin * kPanel;
-    std::copy_n(from.out + offset, range.count * kPanel, into.out + offset);
-  }
-  std::copy_n(from.max + range.begin, kHeadGroup, into.max + range.begin);
-  std::copy_n(from.sum + range.begin, kHeadGroup, into.sum + range.begin);
+HWY_INLINE void copy_partial(const Partial& from, const Partial& into, int heads) {
+  std::copy_n(from.out, kValueDim * heads, into.out);
+  std::copy_n(from.max, kHeadGroup, into.max);
+  std::copy_n(from.sum, kHeadGroup, into.sum);
 }
 
 // Updates max and sum and gives the factors that bring both parts to the new max.
-HWY_INLINE void merge_states(const Partial& from, const Partial& into, GroupRange range, float* from_factor,
-                             float* into_factor) {
+HWY_INLINE void merge_states(const Partial& from, const Partial& into, float* from_factor, float* into_factor) {
   const FloatTag d;
-  for (int i = 0; i < kHeadGroup; i += kLanes) {
-    float* max = into.max + range.begin + i;
-    float* sum = into.sum + range.begin + i;
-    const FloatVec from_max = hn::Load(d, from.max + range.begin + i);
-    const FloatVec into_max = hn::Load(d, max);
-    const FloatVec new_max = hn::Max(from_max, into_max);
-    const FloatVec reference = finite_reference(new_max);
+  for (int head = 0; head < kHeadGroup; head += kLanes) {
+    const FloatVec from_max = hn::Load(d, from.max + head);
+    const FloatVec into_max = hn::Load(d, into.max + head);
+    const FloatVec max = hn::Max(from_max, into_max);
+    const FloatVec reference = finite_reference(max);
     const FloatVec a = exp_nonpositive(hn::Sub(from_max, reference));
     const FloatVec b = exp_nonpositive(hn::Sub(into_max, reference));
-    const FloatVec from_sum = hn::Load(d, from.sum + range.begin + i);
-    hn::Store(hn::MulAdd(hn::Load(d, sum), b, hn::Mul(from_sum, a)), d, sum);
-    hn::Store(new_max, d, max);
-    hn::Store(a, d, from_factor + i);
-    hn::Store(b, d, into_factor + i);
+    const FloatVec added = hn::Mul(hn::Load(d, from.sum + head), a);
+    hn::Store(hn::MulAdd(hn::Load(d, into.sum + head), b, added), d, into.sum + head);
+    hn::Store(max, d, into.max + head);
+    hn::Store(a, d, from_factor + head);
+    hn::Store(b, d, into_factor + head);
   }
 }
 
-void merge_partials(const Partial& from, const Partial& into, int heads, int head_group) {
-  if (from.tokens[head_group] == 0) return;
-  const GroupRange range = group_range(heads, head_group);
-  const bool was_empty = into.tokens[head_group] == 0;
-  into.tokens[head_group] += from.tokens[head_group];
-  if (was_empty) return copy_partial(from, into, heads, range);
+void merge_partials(const Partial& from, const Partial& into, int heads) {
+  if (*from.tokens == 0) return;
+  const bool was_empty = *into.tokens == 0;
+  *into.tokens += *from.tokens;
+  if (was_empty) return copy_partial(from, into, heads);
 
   const FloatTag d;
   HWY_ALIGN float from_factor[kHeadGroup];
   HWY_ALIGN float into_factor[kHeadGroup];
-  merge_states(from, into, range, from_factor, into_factor);
+  merge_states(from, into, from_factor, into_factor);
   for (int value = 0; value < kValueDim; value += kPanel) {
-    for (int h = 0; h < range.count; ++h) {
-      const int offset = value * heads + (range.begin + h) * kPanel;
-      const FloatVec a = hn::Set(d, from_factor[h]);
-      const FloatVec b = hn::Set(d, into_factor[h]);
+    for (int head = 0; head < heads; ++head) {
+      const int offset = value * heads + head * kPanel;
+      const FloatVec a = hn::Set(d, from_factor[head]);
+      const FloatVec b = hn::Set(d, into_factor[head]);
       for (int i = offset; i < offset + kPanel; i += kLanes) {
         const FloatVec added = hn::Mul(hn::Load(d, from.out + i), a);
         hn::Store(hn::MulAdd(hn::Load(d, into.out + i), b, added), d, into.out + i);
@@ -183,19 +167,17 @@ inline HeadScale finish_head(float max, float sum, const float* sink) {
   return {static_cast<float>(kept / static_cast<double>(sum)), static_cast<float>(lse)};
 }
 
-void store_out(const Partial& partial, int heads, int head_group, const RowOutput& output) {
+void store_out(const Partial& partial, int heads, const HeadOutputs& outputs) {
   const FloatTag d;
-  const GroupRange range = group_range(heads, head_group);
-  const bool empty = partial.tokens[head_group] == 0;
-  for (int head = range.begin; head < range.begin + range.count; ++head) {
-    bf16_t* out = output.out + head * output.out_stride;
-    float* lse = output.lse + head * output.lse_stride;
-    if (empty) {
+  for (int head = 0; head < heads; ++head) {
+    bf16_t* out = outputs.out + head * outputs.out_stride;
+    float* lse = outputs.lse + head * outputs.lse_stride;
+    if (*partial.tokens == 0) {
       std::fill_n(out, kValueDim, bf16_t{0});
       *lse = kMinusInfinity;
       continue;
     }
-    const float* sink = output.sink == nullptr ? nullptr : output.sink + head * output.sink_stride;
+    const float* sink = outputs.sink == nullptr ? nullptr : outputs.sink + head * outputs.sink_stride;
     const HeadScale scale = finish_head(partial.max[head], partial.sum[head], sink);
     *lse = scale.lse;
     const FloatVec factor = hn::Set(d, scale.factor);

@@ -16,6 +16,24 @@ namespace chiasma::cpu {
 inline constexpr std::int64_t kThreadScratchLimit = 44ll << 20;
 inline constexpr std::int64_t kPartialLimit = 16ll << 20;
 
+// The Partials of all heads of a row.
+struct RowPartial {
+  float* out;            // [heads, kValueDim] in groups of kHeadGroup heads
+  float* max;            // [kMaxHeads]
+  float* sum;            // [kMaxHeads]
+  std::int64_t* tokens;  // [kMaxHeadGroups]
+
+  Partial group(int idx) const {
+    const std::int64_t head = std::int64_t{idx} * kHeadGroup;
+    return {out + head * kValueDim, max + head, sum + head, tokens + idx};
+  }
+  void reset() const {
+    std::fill_n(max, kMaxHeads, -std::numeric_limits<float>::infinity());
+    std::fill_n(sum, kMaxHeads, 0.0f);
+    std::fill_n(tokens, kMaxHeadGroups, std::int64_t{0});
+  }
+};
+
 // Buffers that one thread works in; decode_kernels.h has the layouts.
 struct ThreadScratch {
   float* queries;
@@ -23,13 +41,8 @@ struct ThreadScratch {
   float* scores;
   float* probabilities;
   float* rescale;
-  Partial part, merged;  // only where threads take whole rows
+  RowPartial part, merged;  // only where threads take whole rows
 };
-
-inline void reset_partial(const Partial& partial) {
-  std::fill_n(partial.max, kMaxHeads, -std::numeric_limits<float>::infinity());
-  std::fill_n(partial.sum, kMaxHeads, 0.0f);
-}
 
 // Hands out 64-byte aligned pieces of a buffer and counts them; counts alone when the buffer is null.
 class Arena {
@@ -42,12 +55,12 @@ class Arena {
     used_ += (count * static_cast<std::int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
     return piece;
   }
-  Partial take_partial(int heads) {
-    Partial partial = {};
+  RowPartial take_partial(int heads) {
+    RowPartial partial = {};
     partial.out = take<float>(std::int64_t{kValueDim} * heads);
     partial.max = take<float>(kMaxHeads);
     partial.sum = take<float>(kMaxHeads);
-    partial.tokens = take<std::int64_t>(kNumHeadGroups);
+    partial.tokens = take<std::int64_t>(kMaxHeadGroups);
     return partial;
   }
   std::int64_t used() const { return used_; }
@@ -64,8 +77,8 @@ inline ThreadScratch take_thread_scratch(Arena& arena, const DecodeProblem& prob
   scratch.queries = arena.take<float>(std::int64_t{key_dim(problem.format)} * padded_heads);
   scratch.tile = arena.take<float>(std::int64_t{kBlockTokens} * kTileStride);
   scratch.scores = arena.take<float>(std::int64_t{kBlockTokens} * kScoreStride);
-  scratch.probabilities = arena.take<float>(std::int64_t{kBlockTokens} * problem.h_q);
-  scratch.rescale = arena.take<float>(kMaxHeads);
+  scratch.probabilities = arena.take<float>(std::int64_t{kBlockTokens} * kHeadGroup);
+  scratch.rescale = arena.take<float>(kHeadGroup);
   if (!whole_rows) return scratch;
   scratch.part = arena.take_partial(problem.h_q);
   scratch.merged = arena.take_partial(problem.h_q);
@@ -108,11 +121,11 @@ class Workspace {
     Arena arena(memory_ + thread_bytes_ * thread);
     return take_thread_scratch(arena, problem_, whole_rows_);
   }
-  Partial part(std::int64_t idx) const { return partial_at(parts_offset_ + partial_bytes_ * idx); }
-  Partial merged(std::int64_t idx) const { return partial_at(merged_offset_ + partial_bytes_ * idx); }
+  RowPartial part(std::int64_t idx) const { return partial_at(parts_offset_ + partial_bytes_ * idx); }
+  RowPartial merged(std::int64_t idx) const { return partial_at(merged_offset_ + partial_bytes_ * idx); }
 
  private:
-  Partial partial_at(std::int64_t offset) const {
+  RowPartial partial_at(std::int64_t offset) const {
     Arena arena(memory_ + offset);
     return arena.take_partial(problem_.h_q);
   }
