@@ -39,13 +39,15 @@ stage_tsan() {
 }
 
 stage_fuzz() {
-  local target corpus=build/fuzz-corpus
+  local target seeds found=build/fuzz-corpus
   cmake --preset asan-ubsan "${launcher[@]}" && cmake --build build/asan-ubsan --target chiasma_fuzzers --parallel "$(nproc)" || return 1
   export LSAN_OPTIONS=suppressions=$PWD/scripts/lsan.supp:print_suppressions=0
   for target in fuzz_safetensors fuzz_arguments; do
-    mkdir -p "$corpus/$target"
+    mkdir -p "$found/$target"
+    seeds=("tests/fuzz/corpus/${target#fuzz_}")
+    [[ -d ${seeds[0]} ]] || seeds=()
     "build/asan-ubsan/tests/fuzz/$target" -max_total_time="$FUZZ_SECONDS" -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
-      -print_final_stats=1 -artifact_prefix="$LOGS/$target-" "$corpus/$target" "tests/fuzz/corpus/${target#fuzz_}" || return 1
+      -print_final_stats=1 -artifact_prefix="$LOGS/$target-" "$found/$target" "${seeds[@]}" || return 1
   done
   echo "$FUZZ_SECONDS s each, nothing found"
 }
