@@ -1,4 +1,5 @@
 #include <sys/utsname.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -38,7 +39,7 @@ class CpuDevice final : public Device {
     return {{"device", known ? info.name : "cpu"},
             {"cpu", proc_value("/proc/cpuinfo", "model name")},
             {"threads", std::to_string(info.compute_units)},
-            {"cache", proc_value("/proc/cpuinfo", "cache size")},
+            {"l3_bytes", std::to_string(sysconf(_SC_LEVEL3_CACHE_SIZE))},
             {"system", std::string(system.sysname) + " " + system.release}};
   }
 

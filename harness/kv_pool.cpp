@@ -28,8 +28,8 @@ float channel_factor(const Case& spec, std::uint64_t channel) {
 
 std::vector<bf16_t> make_values(const Case& spec, std::uint64_t key, std::int64_t num_rows) {
   const int dim = key_dim(static_cast<KvFormat>(spec.fmt));
-  std::vector<float> factors;
-  for (int c = 0; c < dim; ++c) factors.push_back(channel_factor(spec, static_cast<std::uint64_t>(c)));
+  std::vector<float> factors(static_cast<std::size_t>(dim));
+  for (std::size_t c = 0; c < factors.size(); ++c) factors[c] = channel_factor(spec, c);
   std::vector<bf16_t> values(static_cast<std::size_t>(num_rows * dim));
   const std::uint64_t row_key = derive(key, kRowStream);
   parallel_ranges(num_rows, [&](std::int64_t begin, std::int64_t end) {

@@ -72,6 +72,7 @@ bool time_runners(const std::vector<Runner*>& runners, const TimingOptions& opti
   if (runners.empty()) return true;
   const Device& device = runners.front()->device();
   std::vector<Record> records;
+  records.reserve(runners.size());
   for (Runner* runner : runners) records.push_back({runner, {}, {}, 1});
   for (Record& record : records) {
     if (!warm_up(record, options, error)) return false;
