@@ -7,6 +7,7 @@ readonly FUZZ_SECONDS=${CHIASMA_FUZZ_SECONDS:-30}
 # Formatting and lint findings differ between versions, so that only one can be the rule.
 readonly LLVM_TOOLS_MAJOR=14
 
+readonly LSAN_SETTINGS=suppressions=$PWD/scripts/lsan.supp:print_suppressions=0
 # Those that start threads, or call the library from several.
 readonly TSAN_PROGRAMS=(api_test cpu_quantize_test cpu_merge_test cpu_decode_test edge_cases_test)
 
@@ -14,14 +15,16 @@ readonly TSAN_PROGRAMS=(api_test cpu_quantize_test cpu_merge_test cpu_decode_tes
 readonly SKIPPED=77
 
 configure_and_build() { cmake --preset "$1" "${launcher[@]}" && cmake --build "build/$1" --parallel "$(nproc)"; }
-run_ctest() { ctest --preset "$1" --parallel "$(nproc)" --no-tests=error "${@:2}"; }
+
+# Two programs with a thread team each share the cores here, so threads that wait must not spin.
+run_ctest() { OMP_WAIT_POLICY=passive ctest --preset "$1" --parallel "$(nproc)" --no-tests=error "${@:2}"; }
 
 stage_release() { configure_and_build ci && run_ctest ci --label-exclude gpu; }
 
 # clang, so that both compilers see the tree with warnings as errors.
 stage_asan_ubsan() {
   configure_and_build asan-ubsan &&
-    LSAN_OPTIONS=suppressions=$PWD/scripts/lsan.supp:print_suppressions=0 UBSAN_OPTIONS=print_stacktrace=1 \
+    LSAN_OPTIONS=$LSAN_SETTINGS UBSAN_OPTIONS=print_stacktrace=1 \
       run_ctest asan-ubsan --label-exclude gpu
 }
 
@@ -38,18 +41,27 @@ stage_tsan() {
       run_ctest tsan --label-regex "^($(IFS='|' && echo "${TSAN_PROGRAMS[*]}"))\$"
 }
 
+fuzz_target() {
+  local found=build/fuzz-corpus/$1 seeds=("tests/fuzz/corpus/${1#fuzz_}")
+  [[ -d ${seeds[0]} ]] || seeds=()
+  mkdir -p "$found"
+  LSAN_OPTIONS=$LSAN_SETTINGS "build/asan-ubsan/tests/fuzz/$1" -max_total_time="$FUZZ_SECONDS" -max_len=4096 -timeout=20 \
+    -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="$LOGS/$1-" "$found" "${seeds[@]}" >"$LOGS/$1.log" 2>&1 && return
+  tail -n 60 "$LOGS/$1.log"
+  return 1
+}
+
 stage_fuzz() {
-  local target seeds found=build/fuzz-corpus
-  cmake --preset asan-ubsan "${launcher[@]}" && cmake --build build/asan-ubsan --target chiasma_fuzzers --parallel "$(nproc)" || return 1
-  export LSAN_OPTIONS=suppressions=$PWD/scripts/lsan.supp:print_suppressions=0
+  cmake --preset asan-ubsan "${launcher[@]}" &&
+    cmake --build build/asan-ubsan --target chiasma_fuzzers --parallel "$(nproc)" || return 1
+  local target pid failed=0 pids=()
   for target in fuzz_safetensors fuzz_arguments; do
-    mkdir -p "$found/$target"
-    seeds=("tests/fuzz/corpus/${target#fuzz_}")
-    [[ -d ${seeds[0]} ]] || seeds=()
-    "build/asan-ubsan/tests/fuzz/$target" -max_total_time="$FUZZ_SECONDS" -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
-      -print_final_stats=1 -artifact_prefix="$LOGS/$target-" "$found/$target" "${seeds[@]}" || return 1
+    fuzz_target "$target" &
+    pids+=($!)
   done
-  echo "$FUZZ_SECONDS s each, nothing found"
+  for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+  grep -h -E '^stat::number_of_executed_units' "$LOGS"/fuzz_*.log
+  [[ $failed == 0 ]] && echo "$FUZZ_SECONDS s each, nothing found"
 }
 
 stage_consumer() {
