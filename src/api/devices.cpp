@@ -8,6 +8,9 @@
 
 #include "api/tensor_check.h"
 #include "cpu/decode.h"
+#ifdef CHIASMA_HAS_CUDA
+#include "cuda/runtime.h"
+#endif
 
 namespace chiasma {
 namespace {
@@ -37,14 +40,34 @@ chiasma_device_info cpu_info() {
   return info;
 }
 
+#ifdef CHIASMA_HAS_CUDA
+Status query_cuda(std::int32_t index, chiasma_device_info* info) {
+  return gpu::query_device(index, info);
+}
+std::int32_t cuda_count() {
+  return gpu::device_count();
+}
+#else
+Status query_cuda(std::int32_t /*index*/, chiasma_device_info* /*info*/) {
+  return cuda_available();
+}
+std::int32_t cuda_count() {
+  return 0;
+}
+#endif
+
 }  // namespace
 
 Status cuda_available() {
+#ifdef CHIASMA_HAS_CUDA
+  return gpu::available();
+#else
   return {CHIASMA_DEVICE_UNAVAILABLE, "this build has no CUDA support; available devices: cpu"};
+#endif
 }
 
 std::int32_t device_count() {
-  return 1;
+  return 1 + cuda_count();
 }
 
 Status query_device(std::int32_t number, chiasma_device_info* info) {
@@ -52,14 +75,13 @@ Status query_device(std::int32_t number, chiasma_device_info* info) {
   if (number < 0 || number >= device_count()) {
     return invalid_argument("device number is ", number, "; allowed are 0 to ", device_count() - 1);
   }
+  if (number > 0) return query_cuda(number - 1, info);
   *info = cpu_info();
   return {};
 }
 
 Status query_device(chiasma_device device, chiasma_device_info* info) {
-  if (device.kind == CHIASMA_CUDA) {
-    CHIASMA_RETURN_IF_ERROR(cuda_available());
-  }
+  if (device.kind == CHIASMA_CUDA) return query_cuda(device.index, info);
   if (device.kind != CHIASMA_CPU || device.index != 0) {
     return {CHIASMA_DEVICE_UNAVAILABLE, concat("no device ", device_text(device), " (index ", device.index, ")")};
   }

@@ -69,15 +69,22 @@ Status select(const PlanRequest& request, const WantedKernel& wanted, const Kern
     return {};
   }
   std::string refusals;
+  const Kernel* fallback = nullptr;
   for (const Kernel& kernel : registered_kernels()) {
     if (kernel.info.device_kind != request.device.device.kind) continue;
     const Status verdict = check_request(kernel, request);
-    if (verdict.ok()) {
+    if (verdict.ok() && (kernel.suits == nullptr || kernel.suits(request))) {
       *chosen = &kernel;
-      *reason = refusals.empty() ? "first choice for this device" : concat("after passing over:", refusals);
+      *reason = refusals.empty() ? "first choice for this problem" : concat("after passing over:", refusals);
       return {};
     }
-    refusals += concat("\n  ", kernel.info.name, ": ", verdict.message());
+    if (verdict.ok() && fallback == nullptr) fallback = &kernel;
+    refusals += concat("\n  ", kernel.info.name, ": ", verdict.ok() ? "another is faster here" : verdict.message());
+  }
+  if (fallback != nullptr) {
+    *chosen = fallback;
+    *reason = "no other kernel can do it";
+    return {};
   }
   return unsupported("no kernel for this problem on ", device_text(request.device.device),
                      refusals.empty() ? "; this build has none for that kind of device" : ":", refusals);

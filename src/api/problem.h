@@ -17,7 +17,7 @@ struct KvPool {
   std::int64_t num_pages;
   std::int64_t page_size;  // tokens; num_pages * page_size does not overflow
 
-  std::int64_t num_slots() const { return num_pages * page_size; }
+  CHIASMA_HOST_DEVICE constexpr std::int64_t num_slots() const { return num_pages * page_size; }
 };
 
 // Which rows of a pool each query token attends to.
@@ -51,7 +51,7 @@ struct DecodeProblem {
   float* lse;  // [b, s_q, h_q]
   std::int64_t lse_stride_b, lse_stride_s, lse_stride_h;
 
-  std::int64_t num_rows() const { return b * s_q; }
+  CHIASMA_HOST_DEVICE constexpr std::int64_t num_rows() const { return b * s_q; }
 };
 
 struct MergeProblem {

@@ -4,6 +4,9 @@
 #include <string_view>
 
 #include "cpu/decode.h"
+#ifdef CHIASMA_HAS_CUDA
+#include "cuda/sm90_sparse_fp8/launch.h"
+#endif
 
 namespace chiasma {
 namespace {
@@ -42,7 +45,23 @@ const std::array kKernels = {
     Kernel{{"cpu_simd", CHIASMA_CPU, "SIMD decode on the CPU in float32, exact scales",
             "v32, v4 (with extra cache) and bf16 caches; 1..128 heads; every option; batch invariant by construction"},
            check_cpu,
+           nullptr,
            plan_cpu},
+#ifdef CHIASMA_HAS_CUDA
+    Kernel{{"sm90_sparse_fp8_crossover", CHIASMA_CUDA,
+            "Hopper, f16 tensor cores; the two thread blocks of a cluster dequantise half of the rows each and "
+            "exchange them",
+            "v32 caches; 1..128 heads (padded to 128); every option; compute capability 9.0"},
+           sm90_sparse_fp8::check,
+           sm90_sparse_fp8::suits_crossover,
+           sm90_sparse_fp8::plan_crossover},
+    Kernel{{"sm90_sparse_fp8_baseline", CHIASMA_CUDA,
+            "the same without clusters: every thread block dequantises all rows itself",
+            "v32 caches; 1..128 heads (padded to a multiple of 64); every option; compute capability 9.0"},
+           sm90_sparse_fp8::check,
+           nullptr,
+           sm90_sparse_fp8::plan_baseline},
+#endif
 };
 
 }  // namespace

@@ -37,11 +37,13 @@ struct Kernel {
   chiasma_kernel_info info;
   // OK, or what this kernel lacks for the request. Pure.
   Status (*check)(const PlanRequest& request);
+  // Whether this kernel is a good choice for a request that check() accepts; null: always. Only automatic choice asks.
+  bool (*suits)(const PlanRequest& request);
   // Called only after check() said OK. Pure.
   std::unique_ptr<PlannedDecode> (*plan)(const PlanRequest& request);
 };
 
-// In order of preference: the first of the right device kind whose check() passes is chosen.
+// In order of preference: the first of the right device kind that suits is chosen, else the first whose check() passes.
 std::span<const Kernel> registered_kernels();
 // Null if there is none of that name.
 const Kernel* find_kernel(const char* name);

@@ -1,0 +1,36 @@
+// Number conversions that have an instruction of their own. PTX ISA, "cvt", "ex2".
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace chiasma::ptx {
+
+// Two e4m3 codes (low byte first) to two f16; exact, NaN codes become NaN.
+__device__ __forceinline__ __half2 e4m3x2_to_half2(std::uint16_t codes) {
+  std::uint32_t bits;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(bits) : "h"(codes));
+  return *reinterpret_cast<const __half2*>(&bits);
+}
+
+// Round to nearest even; beyond f16's range becomes infinity.
+__device__ __forceinline__ std::uint32_t pack_half2(float low, float high) {
+  std::uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+__device__ __forceinline__ std::uint32_t pack_bf162(float low, float high) {
+  std::uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+
+// 2^x with about 2 ulp; -infinity gives 0.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+}  // namespace chiasma::ptx

@@ -1,0 +1,37 @@
+// Named barriers, proxy fences, register hand-over and dependent launch. PTX ISA, "bar", "fence", "setmaxnreg",
+// "griddepcontrol".
+#pragma once
+
+#include <cstdint>
+
+namespace chiasma::ptx {
+
+// Barrier `id` (1..15; 0 is __syncthreads) among num_threads threads, whole warps.
+__device__ __forceinline__ void named_barrier_sync(int id, int num_threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
+}
+
+// Orders this thread's ordinary shared-memory accesses with those of the tensor cores and the copy engine.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Whole warpgroups only; the kernel's register cap at launch bounds the sum.
+template <int kRegisters>
+__device__ __forceinline__ void registers_raise() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void registers_lower() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Lets the next kernel of the stream begin its preamble; its grid_dependency_wait() still waits for this whole grid.
+__device__ __forceinline__ void grid_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+__device__ __forceinline__ void grid_dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+}  // namespace chiasma::ptx

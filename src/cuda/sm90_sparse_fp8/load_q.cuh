@@ -1,0 +1,78 @@
+// Stage load_q: the query of a piece, as f16 divided by a power of two per head, into the K-major panels. Done by the
+// math warps, eight heads each; heads beyond h_q become zeros.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+
+#include "cuda/ptx/convert.cuh"
+#include "cuda/sm90_sparse_fp8/smem_plan.h"
+#include "cuda/sm90_sparse_fp8/work_list.cuh"
+
+namespace chiasma::sm90_sparse_fp8 {
+
+inline constexpr int kQueryChunks = v32::kKeyDim / tile::kChunkColumns;  // 72 of 16 bytes
+inline constexpr int kHeadsPerWarp = kHeadsPerCta / (kMathThreads / kWarpThreads);
+inline constexpr float kLog2E = 1.4426950408889634f;
+
+// Largest magnitude of each half of eight packed bf16, as bits without sign, which order like the numbers.
+__device__ __forceinline__ std::uint32_t packed_magnitude(const uint4& chunk) {
+  return __vmaxu2(__vmaxu2(chunk.x & 0x7fff7fffu, chunk.y & 0x7fff7fffu),
+                  __vmaxu2(chunk.z & 0x7fff7fffu, chunk.w & 0x7fff7fffu));
+}
+
+__device__ __forceinline__ std::uint32_t rescaled_pair(std::uint32_t pair, float factor) {
+  return ptx::pack_half2(__uint_as_float(pair << 16) * factor, __uint_as_float(pair & 0xffff0000u) * factor);
+}
+
+// One head of a lane: chunks lane, 32 + lane and, in the first lanes, 64 + lane.
+using QueryChunks = uint4[3];
+
+__device__ __forceinline__ void gather_q(QueryChunks& chunks, const DecodeProblem& problem, const bf16_t* token,
+                                         int head, int lane) {
+  chunks[0] = chunks[1] = chunks[2] = make_uint4(0, 0, 0, 0);
+  if (head >= problem.h_q) return;
+  const uint4* row = reinterpret_cast<const uint4*>(token + head * problem.q_stride_h);
+  chunks[0] = __ldg(row + lane);
+  chunks[1] = __ldg(row + 32 + lane);
+  if (lane < kQueryChunks - 64) chunks[2] = __ldg(row + 64 + lane);
+}
+
+// The sign of sm_scale goes into the query, so that a head's scale is positive and the largest score belongs to the
+// largest dot product; so does a scale of 0.
+__device__ __forceinline__ void convert_q(const QueryChunks& chunks, SmemPlan& smem, float sm_scale, int row,
+                                          int lane) {
+  const std::uint32_t packed =
+      __vmaxu2(packed_magnitude(chunks[0]), __vmaxu2(packed_magnitude(chunks[1]), packed_magnitude(chunks[2])));
+  const std::uint32_t most = __reduce_max_sync(0xffffffffu, max(packed & 0xffffu, packed >> 16));
+  // Below 2^-100 the factor itself would leave float32's range; such queries score 0 anyway. With a NaN or infinity
+  // among the numbers the head's results are NaN whatever the others become.
+  const std::uint32_t exponent = min(max(most >> 7, 127u - 100u), 254u);
+  const float magnitude = __uint_as_float((254u + kQueryTargetExponent - exponent) << 23);
+  const float factor = sm_scale == 0.0f ? 0.0f : copysignf(magnitude, sm_scale);
+#pragma unroll
+  for (int part = 0; part < 3; ++part) {
+    const int chunk = part * 32 + lane;
+    if (chunk >= kQueryChunks) continue;
+    *reinterpret_cast<uint4*>(&smem.q[chunk / 8][tile::chunk_offset(row, chunk % 8)]) =
+        make_uint4(rescaled_pair(chunks[part].x, factor), rescaled_pair(chunks[part].y, factor),
+                   rescaled_pair(chunks[part].z, factor), rescaled_pair(chunks[part].w, factor));
+  }
+  // At least the smallest normal number: a masked score of -infinity must stay that when it is multiplied.
+  const float scale = fabsf(sm_scale) * kLog2E * __uint_as_float((exponent - kQueryTargetExponent) << 23);
+  if (lane == 0) smem.head_scale[row] = fmaxf(scale, FLT_MIN);
+}
+
+__device__ __forceinline__ void load_q(const DecodeProblem& problem, SmemPlan& smem, const Work& work, int first_head,
+                                       int math_warp, int lane) {
+  const bf16_t* token = problem.q + work.request * problem.q_stride_b + work.query_token * problem.q_stride_s;
+  const int first_row = math_warp * kHeadsPerWarp;
+  // All loads first: the accumulators' registers are free here, and one trip to memory is enough.
+  QueryChunks chunks[kHeadsPerWarp];
+#pragma unroll
+  for (int i = 0; i < kHeadsPerWarp; ++i) gather_q(chunks[i], problem, token, first_head + first_row + i, lane);
+#pragma unroll
+  for (int i = 0; i < kHeadsPerWarp; ++i) convert_q(chunks[i], smem, problem.sm_scale, first_row + i, lane);
+}
+
+}  // namespace chiasma::sm90_sparse_fp8

@@ -1,0 +1,107 @@
+// Stage store_out: normalised results of a piece to the caller's tensors or, for a part of a row, to scratch memory.
+#pragma once
+
+#include <cmath>
+
+#include "cuda/ptx/convert.cuh"
+#include "cuda/sm90_sparse_fp8/accumulate_pv.cuh"
+#include "cuda/sm90_sparse_fp8/softmax_step.cuh"
+#include "cuda/sm90_sparse_fp8/work_list.cuh"
+#include "cuda/tile/sink.cuh"
+
+namespace chiasma::sm90_sparse_fp8 {
+
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+// Transposes 4 x 4 words among the four lanes of a quad: lane t ends with word t of every lane, in lane order.
+__device__ __forceinline__ uint4 transpose_quad(std::uint32_t w0, std::uint32_t w1, std::uint32_t w2, std::uint32_t w3,
+                                                int lane) {
+  const bool odd = (lane & 1) != 0;
+  const std::uint32_t a = __shfl_xor_sync(0xffffffffu, odd ? w0 : w1, 1);
+  const std::uint32_t b = __shfl_xor_sync(0xffffffffu, odd ? w2 : w3, 1);
+  const std::uint32_t x0 = odd ? a : w0, x1 = odd ? w1 : a;  // words (0 or 1) of lanes 2i, 2i + 1
+  const std::uint32_t x2 = odd ? b : w2, x3 = odd ? w3 : b;
+  const bool high = (lane & 2) != 0;
+  const std::uint32_t c = __shfl_xor_sync(0xffffffffu, high ? x0 : x2, 2);
+  const std::uint32_t d = __shfl_xor_sync(0xffffffffu, high ? x1 : x3, 2);
+  return high ? make_uint4(c, d, x2, x3) : make_uint4(x0, x1, c, d);
+}
+
+// Natural-log lse and the multiplier that turns accumulators into results, for one head.
+struct Normalization {
+  float lse;
+  float multiplier;
+};
+
+__device__ __forceinline__ Normalization normalize(float reference, float sum, float factor) {
+  // reference stays -infinity exactly while no valid token was seen. A NaN sum must come through.
+  if (reference == -INFINITY && sum == 0.0f) return {-INFINITY, 0.0f};
+  return {(reference + log2f(sum)) * kLn2, factor / sum};
+}
+
+// One of the thread's two heads (r = 0 or 1): this warpgroup's 256 columns, which start at `columns`.
+__device__ __forceinline__ void store_row_bf16(const OutputTile (&output)[kOutputTiles], bf16_t* columns,
+                                               float multiplier, int r, int lane, bool store) {
+#pragma unroll
+  for (int tile = 0; tile < kOutputTiles; ++tile) {
+#pragma unroll
+    for (int j = 0; j < kTileColumns / 8; j += 4) {
+      std::uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = (j + i) * 4 + 2 * r;
+        words[i] = ptx::pack_bf162(output[tile][at] * multiplier, output[tile][at + 1] * multiplier);
+      }
+      const uint4 packed = transpose_quad(words[0], words[1], words[2], words[3], lane);
+      if (store) *reinterpret_cast<uint4*>(columns + tile * kTileColumns + (j + lane % 4) * 8) = packed;
+    }
+  }
+}
+
+__device__ __forceinline__ void store_row_float(const OutputTile (&output)[kOutputTiles], float* columns,
+                                                float multiplier, int r, int lane) {
+#pragma unroll
+  for (int tile = 0; tile < kOutputTiles; ++tile) {
+#pragma unroll
+    for (int j = 0; j < kTileColumns / 8; ++j) {
+      const int at = j * 4 + 2 * r;
+      *reinterpret_cast<float2*>(columns + tile * kTileColumns + j * 8 + lane % 4 * 2) =
+          make_float2(output[tile][at] * multiplier, output[tile][at + 1] * multiplier);
+    }
+  }
+}
+
+__device__ __forceinline__ void store_out(const OutputTile (&output)[kOutputTiles], const Params& params,
+                                          const SmemPlan& smem, const SoftmaxState& state, const Work& work,
+                                          int first_head, int warpgroup, int warp, int lane) {
+  const DecodeProblem& problem = params.problem;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = warp * 16 + lane / 4 + 8 * r;
+    const int head = first_head + row;
+    const bool exists = head < problem.h_q;
+    Normalization result = normalize(state.reference[r], smem.row_sum[0][row] + smem.row_sum[1][row], state.factor);
+    const bool writes_lse = exists && warpgroup == 0 && lane % 4 == 0;
+    if (work.piece.slot == tile::Piece::kWholeRow) {
+      if (writes_lse) {
+        problem.lse[work.request * problem.lse_stride_b + work.query_token * problem.lse_stride_s +
+                    head * problem.lse_stride_h] = result.lse;
+      }
+      if (exists && problem.attn_sink != nullptr) {
+        result.multiplier *= tile::sink_multiplier(result.lse, problem.attn_sink[head * problem.attn_sink_stride]);
+      }
+      bf16_t* columns = problem.out + work.request * problem.out_stride_b + work.query_token * problem.out_stride_s +
+                        head * problem.out_stride_h + warpgroup * kColumnsPerWarpgroup;
+      store_row_bf16(output, columns, result.multiplier, r, lane, exists);
+    } else if (exists) {
+      const std::int64_t at = work.piece.slot * problem.h_q + head;
+      if (writes_lse) params.part_lse[at] = result.lse;
+      if (result.lse != -INFINITY) {
+        store_row_float(output, params.part_out + at * kValueDim + warpgroup * kColumnsPerWarpgroup, result.multiplier,
+                        r, lane);
+      }
+    }
+  }
+}
+
+}  // namespace chiasma::sm90_sparse_fp8
