@@ -57,6 +57,32 @@ void write_results(SafetensorsWriter& writer, DecodeJob& job) {
   writer.commit();
 }
 
+// A planned job and the device it is on.
+struct PlacedJob {
+  std::unique_ptr<harness::Device> device;
+  std::unique_ptr<DecodeJob> job;
+};
+
+PlacedJob place_job(const std::string& device, const DecodeInput& input, const Options& options) {
+  PlacedJob placed;
+  placed.device = open_device(device, options.job.kernel);
+  placed.job = std::make_unique<DecodeJob>(input.args(), input.tensors(), *placed.device, options.job, options.input);
+  return placed;
+}
+
+// "auto" is the best device that can do this call: a GPU without a kernel for it is passed over.
+PlacedJob place_job_where_possible(const DecodeInput& input, const Options& options) {
+  try {
+    return place_job(options.device, input, options);
+  } catch (const CommandError& error) {
+    const bool may_fall_back = options.device == "auto" && options.job.kernel.empty() &&
+                               error.exit_code() == kExitUnavailable && chiasma_cuda_available() == CHIASMA_OK;
+    if (!may_fall_back) throw;
+    fmt::print(stderr, "chiasma: note: {}; decoding on the CPU instead\n", error.what());
+    return place_job("cpu", input, options);
+  }
+}
+
 void run_decode_command(const Options& options) {
   const SafetensorsFile file = SafetensorsFile::open(options.input);
   const DecodeInput input(file, options.sm_scale);
@@ -64,8 +90,8 @@ void run_decode_command(const Options& options) {
     fmt::print(stderr, "chiasma: note: {} has tensors that decode does not use, such as {}\n", options.input,
                printable(input.unused().front()));
   }
-  const std::unique_ptr<harness::Device> device = open_device(options.device, options.job.kernel);
-  DecodeJob job(input.args(), input.tensors(), *device, options.job, options.input);
+  const PlacedJob placed = place_job_where_possible(input, options);
+  DecodeJob& job = *placed.job;
 
   // The output's place is tried before the work is done.
   const chiasma_tensor& q = input.args().q;

@@ -17,6 +17,11 @@ T* data_as(const chiasma_tensor& tensor) {
   return static_cast<T*>(tensor.data);
 }
 
+// A dimension of one element is never stepped along, and its stride may be anything; 0 keeps it out of all arithmetic.
+std::int64_t stride_of(const chiasma_tensor& tensor, int dim) {
+  return tensor.shape[dim] > 1 ? tensor.stride[dim] : 0;
+}
+
 Status require(NamedTensor argument) {
   if (!is_absent(argument.tensor)) return {};
   return invalid_argument(argument.name, " is absent (rank 0) but required");
@@ -95,13 +100,14 @@ Status check_selection(const SelectionArguments& arguments, const DecodeProblem&
   if (tensor.shape[2] > INT_MAX) {
     return invalid_argument(indices.name, " has topk = ", tensor.shape[2], "; at most ", INT_MAX, " is allowed");
   }
-  *selection = {data_as<const std::int32_t>(tensor), tensor.stride[0], tensor.stride[1], tensor.shape[2], nullptr, 0};
+  *selection = {
+      data_as<const std::int32_t>(tensor), stride_of(tensor, 0), stride_of(tensor, 1), tensor.shape[2], nullptr, 0};
   if (is_absent(length.tensor)) return {};
   CHIASMA_RETURN_IF_ERROR(check_tensor(length, {CHIASMA_INT32}, {problem.b}, "[b]"));
   CHIASMA_RETURN_IF_ERROR(check_same_device(length, reference));
   if (data == DataCheck::with_data) CHIASMA_RETURN_IF_ERROR(check_data(length, alignof(std::int32_t)));
   selection->length = data_as<const std::int32_t>(length.tensor);
-  selection->length_stride = length.tensor.stride[0];
+  selection->length_stride = stride_of(length.tensor, 0);
   return {};
 }
 
@@ -139,9 +145,9 @@ Status check_queries(NamedTensor q, DataCheck data, DecodeProblem* problem) {
   problem->s_q = tensor.shape[1];
   problem->h_q = static_cast<int>(tensor.shape[2]);
   problem->q = data_as<const bf16_t>(tensor);
-  problem->q_stride_b = tensor.stride[0];
-  problem->q_stride_s = tensor.stride[1];
-  problem->q_stride_h = tensor.stride[2];
+  problem->q_stride_b = stride_of(tensor, 0);
+  problem->q_stride_s = stride_of(tensor, 1);
+  problem->q_stride_h = stride_of(tensor, 2);
   return {};
 }
 
@@ -171,7 +177,7 @@ Status check_inputs(const chiasma_decode_args* args, DataCheck data, DecodeProbl
     CHIASMA_RETURN_IF_ERROR(check_same_device(sink, q));
     if (data == DataCheck::with_data) CHIASMA_RETURN_IF_ERROR(check_data(sink, alignof(float)));
     problem->attn_sink = data_as<const float>(sink.tensor);
-    problem->attn_sink_stride = sink.tensor.stride[0];
+    problem->attn_sink_stride = stride_of(sink.tensor, 0);
   }
   return {};
 }
@@ -230,13 +236,13 @@ Status validate_decode(const chiasma_decode_args* args, DataCheck data, DecodePr
   CHIASMA_RETURN_IF_ERROR(check_output(lse, q, data));
   if (data == DataCheck::with_data) CHIASMA_RETURN_IF_ERROR(check_outputs_disjoint(*args));
   problem->out = data_as<bf16_t>(out.tensor);
-  problem->out_stride_b = out.tensor.stride[0];
-  problem->out_stride_s = out.tensor.stride[1];
-  problem->out_stride_h = out.tensor.stride[2];
+  problem->out_stride_b = stride_of(out.tensor, 0);
+  problem->out_stride_s = stride_of(out.tensor, 1);
+  problem->out_stride_h = stride_of(out.tensor, 2);
   problem->lse = data_as<float>(lse.tensor);
-  problem->lse_stride_b = lse.tensor.stride[0];
-  problem->lse_stride_s = lse.tensor.stride[1];
-  problem->lse_stride_h = lse.tensor.stride[2];
+  problem->lse_stride_b = stride_of(lse.tensor, 0);
+  problem->lse_stride_s = stride_of(lse.tensor, 1);
+  problem->lse_stride_h = stride_of(lse.tensor, 2);
   return {};
 }
 
@@ -280,12 +286,12 @@ Status validate_merge(const chiasma_merge_args* args, MergeProblem* problem) {
   problem->out_is_bf16 = out.tensor.dtype == CHIASMA_BFLOAT16;
   problem->lse = data_as<float>(lse.tensor);
   for (int dim = 0; dim < 4; ++dim) {
-    problem->part_out_stride[dim] = part_out.tensor.stride[dim];
-    problem->part_lse_stride[dim] = part_lse.tensor.stride[dim];
+    problem->part_out_stride[dim] = stride_of(part_out.tensor, dim);
+    problem->part_lse_stride[dim] = stride_of(part_lse.tensor, dim);
   }
   for (int dim = 0; dim < 3; ++dim) {
-    problem->out_stride[dim] = out.tensor.stride[dim];
-    problem->lse_stride[dim] = lse.tensor.stride[dim];
+    problem->out_stride[dim] = stride_of(out.tensor, dim);
+    problem->lse_stride[dim] = stride_of(lse.tensor, dim);
   }
   return {};
 }
@@ -325,7 +331,7 @@ Status validate_quantize(const chiasma_quantize_args* args, QuantizeProblem* pro
     CHIASMA_RETURN_IF_ERROR(check_data(slots, alignof(std::int64_t)));
     CHIASMA_RETURN_IF_ERROR(check_disjoint(cache, slots));
     problem->slot_mapping = data_as<const std::int64_t>(slots.tensor);
-    problem->slot_mapping_stride = slots.tensor.stride[0];
+    problem->slot_mapping_stride = stride_of(slots.tensor, 0);
   }
   if (!is_absent(count.tensor)) {
     CHIASMA_RETURN_IF_ERROR(check_tensor(count, {CHIASMA_INT64}, {1}, "[1]"));
@@ -336,7 +342,7 @@ Status validate_quantize(const chiasma_quantize_args* args, QuantizeProblem* pro
   problem->format = format;
   problem->scale = static_cast<ScaleMode>(args->scale);
   problem->kv = data_as<const bf16_t>(kv.tensor);
-  problem->kv_stride = kv.tensor.stride[0];
+  problem->kv_stride = stride_of(kv.tensor, 0);
   problem->cache = data_as<std::byte>(cache.tensor);
   problem->page_stride_bytes = pool.page_stride_bytes;
   problem->num_pages = pool.num_pages;
@@ -363,8 +369,8 @@ Status validate_dequantize(const chiasma_dequantize_args* args, DequantizeProble
   CHIASMA_RETURN_IF_ERROR(check_disjoint(kv, cache));
   problem->kv = kv.tensor.data;
   problem->kv_is_bf16 = kv.tensor.dtype == CHIASMA_BFLOAT16;
-  problem->kv_stride_page = kv.tensor.stride[0];
-  problem->kv_stride_token = kv.tensor.stride[1];
+  problem->kv_stride_page = stride_of(kv.tensor, 0);
+  problem->kv_stride_token = stride_of(kv.tensor, 1);
   return {};
 }
 
