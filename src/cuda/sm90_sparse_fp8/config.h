@@ -34,6 +34,9 @@ inline constexpr int kColumnsPerWarpgroup = kValueDim / kMathWarpgroups;
 inline constexpr int kStepRows = 32;
 inline constexpr int kRowsPerWarp = kStepRows / kProducerWarps;
 static_assert(2 * kRowsPerWarp == tile::kAtomRows, "a warp's rows are half of a swizzle atom");
+// With crossover a warp's rows leave for the peer two at a time, so that the copy of the first overlaps the conversion
+// of the others.
+inline constexpr int kRowsPerSend = 2;
 
 // Registers: what a block gets at launch is shared out anew between the roles.
 inline constexpr int kLaunchRegisters = 128;

@@ -135,14 +135,18 @@ __device__ __forceinline__ void dequantize_rope(const GatheredRows& rows, const 
   }
 }
 
+// after_rows(first): called when rows [first, first + kRowsPerSend) of the warp lie in shared memory; RoPE values and
+// weights of all rows lie there before.
+template <typename AfterRows>
 __device__ __forceinline__ void dequantize_rows(const GatheredRows& rows, const TileTarget& target,
-                                                int first_row_in_atom, int lane) {
+                                                int first_row_in_atom, int lane, AfterRows&& after_rows) {
   const RowScaling scaling = scale_rows(rows, lane);
   dequantize_rope(rows, scaling, target, first_row_in_atom, lane);
   const std::uint32_t first_chunk = first_chunk_address(target, first_row_in_atom, lane);
 #pragma unroll
   for (int index = 0; index < kRowsPerWarp; ++index) {
     dequantize_codes(rows.codes[index], scaling, first_chunk, index, lane);
+    if (index % kRowsPerSend == kRowsPerSend - 1) after_rows(index - (kRowsPerSend - 1));
   }
 }
 

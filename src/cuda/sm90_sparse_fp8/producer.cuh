@@ -19,9 +19,9 @@ class Producer {
         lane_(threadIdx.x % kWarpThreads),
         cursor_(params, smem) {}
 
-  // A step's indices are loaded while the rows of the step before it are converted; its rows once that is done. PERF: a
-  // second set of registers for the rows, loaded a step earlier, is slower: hardware counts outstanding loads together,
-  // so that the wait for the older rows becomes one for the newer, too.
+  // While a step is converted the rows of the next one are brought into L2; they are loaded once it is done, with the
+  // indices of the step behind. PERF: a second set of registers for the rows, loaded a step earlier, is slower:
+  // hardware counts outstanding loads together, so that the wait for the older rows becomes one for the newer, too.
   __device__ void run() {
     cursor_.advance();
     load_index();
@@ -44,13 +44,14 @@ class Producer {
 
   // Issues the loads of the rows that the last indices name, and of the indices behind those.
   __device__ void gather_next(GatheredRows& rows) {
-    const RowAddresses addresses = RowAddresses::resolve(kv_, index_);
+    gather_rows(rows, RowAddresses::resolve(kv_, index_), lane_);
     if (cursor_.valid()) cursor_.advance();
     load_index();
-    gather_rows(rows, addresses, lane_);
   }
 
   __device__ void convert(const GatheredRows& rows, std::uint32_t step) {
+    // Resolved twice, here and for the loads: a division is cheaper than registers that hold addresses meanwhile.
+    prefetch_rows(RowAddresses::resolve(kv_, index_), lane_);
     const std::uint32_t block = step / kStepsPerBlock;
     const int step_in_block = static_cast<int>(step % kStepsPerBlock);
     const std::uint32_t stage = block % kStages;
@@ -61,34 +62,38 @@ class Producer {
     }
     const TileTarget target{ptx::shared_address(smem_.kv[stage]) + first_tile_row * tile::kPanelRowBytes,
                             ptx::shared_address(&smem_.token[stage][first_tile_row])};
-    dequantize_rows(rows, target, warp_ * kRowsPerWarp % tile::kAtomRows, lane_);
+    dequantize_rows(rows, target, warp_ * kRowsPerWarp % tile::kAtomRows, lane_, [&](int first) {
+      if constexpr (kCrossover) send_to_peer(target, kv_full, first);
+    });
+    if (step_in_block != kStepsPerBlock - 1) return;
+    // SYNC: no proxy fence for this block's own readers. The math warps have one behind their wait, where no loads are
+    // under way that it would wait for as well.
+    __syncwarp();
+    if (lane_ != 0) return;
     if constexpr (kCrossover) {
-      send_to_peer(stage, kv_full);
-      if (lane_ == 0) ptx::mbarrier_arrive_expect_tx(kv_full, kRowsPerWarp * kPeerRowBytes);
-    } else if (step_in_block == kStepsPerBlock - 1) {
-      // SYNC: no proxy fence here. The math warps have one behind their wait, where no loads are under way that it
-      // would wait for as well.
-      __syncwarp();
-      if (lane_ == 0) ptx::mbarrier_arrive(kv_full);
+      ptx::mbarrier_arrive_expect_tx(kv_full, kRowsPerWarp * kPeerRowBytes);
+    } else {
+      ptx::mbarrier_arrive(kv_full);
     }
   }
 
-  // The crossover: this block's half of a tile, a contiguous part of every panel, goes to the other block by the copy
-  // engine, which needs no thread while it works and counts what arrived on the other block's kv_full.
-  __device__ void send_to_peer(std::uint32_t stage, std::uint32_t kv_full) {
-    static_assert(kStepsPerBlock == 1 || !kCrossover, "a step is what one copy of a panel carries");
+  // The crossover: rows [first, first + kRowsPerSend) of the warp, contiguous in every panel, go to the other block by
+  // the copy engine, which needs no thread while it works and counts what arrived on the other block's kv_full. RoPE
+  // values and weights of all rows go along with the first.
+  __device__ void send_to_peer(const TileTarget& target, std::uint32_t kv_full, int first) {
     ptx::fence_proxy_async();
-    ptx::named_barrier_sync(kProducerBarrier, kProducerWarps * kWarpThreads);
-    if (warp_ != 0 || lane_ > kKeyPanels) return;
+    __syncwarp();
+    const int pieces = first == 0 ? kKeyPanels + 1 : kRopePanel;
+    if (lane_ >= pieces) return;
     const std::uint32_t peer_kv_full = ptx::map_to_peer(kv_full, ptx::cluster_block_rank() ^ 1u);
-    const std::uint32_t to_peer = peer_kv_full - kv_full;
-    if (lane_ < kKeyPanels) {
-      const std::uint32_t rows = ptx::shared_address(smem_.kv[stage][lane_]) + smem_.first_row * tile::kPanelRowBytes;
-      ptx::copy_bulk_to_peer(rows + to_peer, rows, kStepRows * tile::kPanelRowBytes, peer_kv_full);
-    } else {
-      const std::uint32_t weights = ptx::shared_address(&smem_.token[stage][smem_.first_row]);
-      ptx::copy_bulk_to_peer(weights + to_peer, weights, kStepRows * sizeof(TokenWeight), peer_kv_full);
+    std::uint32_t from = target.rows + lane_ * kPanelBytes + first * tile::kPanelRowBytes;
+    std::uint32_t bytes = kRowsPerSend * tile::kPanelRowBytes;
+    if (lane_ == kRopePanel) bytes = kRowsPerWarp * tile::kPanelRowBytes;
+    if (lane_ == kKeyPanels) {
+      from = target.weights;
+      bytes = kRowsPerWarp * sizeof(TokenWeight);
     }
+    ptx::copy_bulk_to_peer(from + (peer_kv_full - kv_full), from, bytes, peer_kv_full);
   }
 
   const KvPool& kv_;

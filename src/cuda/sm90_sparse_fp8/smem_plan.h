@@ -22,7 +22,6 @@ namespace chiasma::sm90_sparse_fp8 {
 
 inline constexpr int kPanelBytes = kBlockTokens * tile::kPanelRowBytes;
 inline constexpr int kMathBarrier = 1;
-inline constexpr int kProducerBarrier = 2;
 
 // What a token's scores need: the power of two that its values were divided by, and 0, or for a masked token 0 and
 // -infinity.
