@@ -1,17 +1,17 @@
 // All shared memory of a block, and who waits for whom.
 //
-// Barrier       count                           bytes                      waits               releases           first
-// parity kv_full[s]    8 producer warps                crossover: 32 rows of the  both math           producers, peer's
-// 0
-//                                               peer, 1160 each            warpgroups          stores
-// kv_empty[s]   8 math warps a block of the     -                          producers           math warps of all  1
-// (free at
-//               cluster                                                                        blocks             the
-//               start)
-// p_full[s]     4 warps of the block's owner    -                          the other math wg.  the owner          0
+// clang-format off
+// Barrier      count                          bytes                        waits             releases             first parity
+// kv_full[s]   8 producer warps               crossover: the peer's half,  both math         producers, arriving  0
+//                                             32 rows of 1160              warpgroups        copies of the peer
+// kv_empty[s]  8 math warps of every block    -                            producers         math warps of all    1 (free at
+//              of the cluster                                                                blocks               the start)
+// p_full[s]    4 warps of the tile's owner    -                            the other math    the owner            0
+//                                                                          warpgroup
+// clang-format on
 //
-// Stage s of the n-th block of a CTA is n % 2; so is its owner, the math warpgroup that scores it. Parities follow n
-// / 2. Among the math threads named barrier kMathBarrier orders the loads of Q and the exchange at the end of a piece.
+// Stage s of the n-th block of a CTA is n % 2; so is its owner, the math warpgroup that scores it. Parities follow
+// n / 2. Among the math threads named barrier kMathBarrier orders the loads of Q and the exchange at the end of a piece.
 #pragma once
 
 #include <cstdint>
