@@ -11,7 +11,8 @@
 // clang-format on
 //
 // Stage s of the n-th block of a CTA is n % 2; so is its owner, the math warpgroup that scores it. Parities follow
-// n / 2. Among the math threads named barrier kMathBarrier orders the loads of Q and the exchange at the end of a piece.
+// n / 2. Among the math threads named barrier kMathBarrier orders the loads of Q and the exchange at the end of a
+// piece.
 #pragma once
 
 #include <cstdint>
