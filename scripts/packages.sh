@@ -1,5 +1,5 @@
 # Installs what a command of ./run needs, or says what to install. Sourced by ./run.
-# need_packages GROUP...: groups are build, lint, test and bench.
+# need_packages GROUP...: what building needs, and the groups lint, test and bench.
 
 readonly CMAKE_MINIMUM=3.25
 
@@ -31,7 +31,7 @@ missing_of() {
   done
 }
 
-# apt_get ARGS...: as root, through password-free sudo, or fails with 3 after saying what to type.
+# As root or through password-free sudo; otherwise exits with 3 after saying what to type.
 install_packages() {
   if ! command -v apt-get >/dev/null; then
     echo "This system has no apt-get. Please install what corresponds to these Debian packages: $*" >&2
