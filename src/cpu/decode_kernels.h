@@ -26,8 +26,8 @@ inline constexpr int kMaxLanes = 16;
 inline constexpr int kMaxKeyDim = v32::kKeyDim;
 inline constexpr int kHeadGroup = 64;
 inline constexpr int kMaxHeadGroups = kMaxHeads / kHeadGroup;
-// Tokens that are dequantised, scored and accumulated at a time. PERF: 96 (of 64, 96, 128) ran fastest on a Zen 3 core
-// with 512 KB of L2 cache, by a few percent.
+// Tokens that are dequantised, scored and accumulated at a time. PERF: 64, 96 and 128 ran alike on a Zen 3 core with
+// 512 KB of L2 cache (docs/decisions/0001).
 inline constexpr int kBlockTokens = 96;
 // Odd multiples of a cache line: a column of a tile then spreads over every set of the L1 cache.
 inline constexpr int kTileStride = kMaxKeyDim + kMaxLanes;
