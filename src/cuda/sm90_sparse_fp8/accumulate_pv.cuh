@@ -35,8 +35,7 @@ __device__ __forceinline__ void accumulate_pv(OutputTile (&output)[kOutputTiles]
   for (int step = 0; step < kPvSteps; ++step) {
 #pragma unroll
     for (int tile = 0; tile < kOutputTiles; ++tile) {
-      ptx::wgmma_m64n128k16(output[tile], step_operand(step), values + step * kValueStepUnits + tile * kValueTileUnits,
-                            true);
+      ptx::wgmma_m64n128k16(output[tile], step_operand(step), values + step * kValueStepUnits + tile * kValueTileUnits);
     }
   }
   ptx::wgmma_commit();

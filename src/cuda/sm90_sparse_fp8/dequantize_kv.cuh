@@ -11,6 +11,7 @@
 #include "cuda/ptx/convert.cuh"
 #include "cuda/sm90_sparse_fp8/gather_kv.cuh"
 #include "cuda/sm90_sparse_fp8/smem_plan.h"
+#include "cuda/tile/bf16_words.cuh"
 
 namespace chiasma::sm90_sparse_fp8 {
 
@@ -28,14 +29,6 @@ __device__ __forceinline__ void store_chunk(std::uint32_t address, uint4 value) 
 
 __device__ __forceinline__ void store_weight(std::uint32_t address, TokenWeight weight) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(weight.factor), "f"(weight.bias) : "memory");
-}
-
-// Largest magnitude among a lane's eight RoPE values, as bf16 bits without sign.
-__device__ __forceinline__ std::uint32_t rope_magnitude(const uint4& rope) {
-  // Bit patterns of non-negative bf16 order like the numbers, also as packed 16-bit integers.
-  const std::uint32_t most = __vmaxu2(__vmaxu2(rope.x & 0x7fff7fffu, rope.y & 0x7fff7fffu),
-                                      __vmaxu2(rope.z & 0x7fff7fffu, rope.w & 0x7fff7fffu));
-  return max(most & 0xffffu, most >> 16);
 }
 
 // What the conversion of a row needs.
@@ -57,7 +50,7 @@ __device__ __forceinline__ RowScaling scale_rows(const GatheredRows& rows, int l
   RowScaling scaling;
   scaling.exponent = clamp_exponent(static_cast<int>(most >> 23) - kScaleTargetExponent);
   std::uint32_t rope_exponent = __shfl_sync(0xffffffffu, scaling.exponent, lane / 8 * 4);
-  const std::uint32_t rope_needs = rope_magnitude(rows.rope) >> 7;
+  const std::uint32_t rope_needs = tile::larger_half(tile::packed_magnitude(rows.rope)) >> 7;
   if (__any_sync(0xffffffffu, rope_needs > rope_exponent + kRopeTargetExponent)) {
     // Seldom: RoPE values beyond the reach of the scales. The row's factor then follows them.
     std::uint32_t row_needs = rope_needs;
@@ -85,11 +78,6 @@ __device__ __forceinline__ std::uint32_t scaled_half2(std::uint32_t codes, __hal
 __device__ __forceinline__ uint4 scaled_chunk(std::uint32_t codes0, std::uint32_t codes1, __half2 high, __half2 low) {
   return make_uint4(scaled_half2(codes0, high, low), scaled_half2(codes0 >> 16, high, low),
                     scaled_half2(codes1, high, low), scaled_half2(codes1 >> 16, high, low));
-}
-
-__device__ __forceinline__ std::uint32_t scaled_rope2(std::uint32_t pair, float inverse_factor) {
-  return ptx::pack_half2(__uint_as_float(pair << 16) * inverse_factor,
-                         __uint_as_float(pair & 0xffff0000u) * inverse_factor);
 }
 
 // Lane l's 16 codes are chunks 2 (l % 4) and 2 (l % 4) + 1 of panel l / 4. Lanes of odd panels store their second chunk
@@ -122,12 +110,9 @@ __device__ __forceinline__ void dequantize_codes(const uint4& codes, const RowSc
 __device__ __forceinline__ void dequantize_rope(const GatheredRows& rows, const RowScaling& scaling,
                                                 const TileTarget& target, int first_row_in_atom, int lane) {
   const int row = lane / 8;
-  const float inverse = scaling.inverse_rope_factor;
-  const uint4& rope = rows.rope;
   const std::uint32_t chunk = lane % 8 ^ (first_row_in_atom + row);
   store_chunk(target.rows + kRopePanel * kPanelBytes + row * tile::kPanelRowBytes + chunk * tile::kChunkBytes,
-              make_uint4(scaled_rope2(rope.x, inverse), scaled_rope2(rope.y, inverse), scaled_rope2(rope.z, inverse),
-                         scaled_rope2(rope.w, inverse)));
+              tile::scaled_half8(rows.rope, scaling.inverse_rope_factor));
   if (lane % 4 == 0 && lane < 4 * kRowsPerWarp) {
     const TokenWeight weight =
         rows.valid ? TokenWeight{__uint_as_float(scaling.exponent << 23), 0.0f} : TokenWeight{0.0f, -INFINITY};

@@ -1,5 +1,5 @@
-// Stage gather_kv: stored rows from the cache into producer registers, a whole step ahead of their conversion, since
-// loads in flight are what the gather's speed depends on.
+// Stage gather_kv: stored rows from the cache into producer registers. They are brought into L2 a step ahead, since
+// bytes in flight are what the gather's speed depends on.
 #pragma once
 
 #include "cuda/sm90_sparse_fp8/smem_plan.h"

@@ -5,25 +5,15 @@
 #include <cfloat>
 #include <cmath>
 
-#include "cuda/ptx/convert.cuh"
 #include "cuda/sm90_sparse_fp8/smem_plan.h"
 #include "cuda/sm90_sparse_fp8/work_list.cuh"
+#include "cuda/tile/bf16_words.cuh"
 
 namespace chiasma::sm90_sparse_fp8 {
 
 inline constexpr int kQueryChunks = v32::kKeyDim / tile::kChunkColumns;  // 72 of 16 bytes
 inline constexpr int kHeadsPerWarp = kHeadsPerCta / (kMathThreads / kWarpThreads);
 inline constexpr float kLog2E = 1.4426950408889634f;
-
-// Largest magnitude of each half of eight packed bf16, as bits without sign, which order like the numbers.
-__device__ __forceinline__ std::uint32_t packed_magnitude(const uint4& chunk) {
-  return __vmaxu2(__vmaxu2(chunk.x & 0x7fff7fffu, chunk.y & 0x7fff7fffu),
-                  __vmaxu2(chunk.z & 0x7fff7fffu, chunk.w & 0x7fff7fffu));
-}
-
-__device__ __forceinline__ std::uint32_t rescaled_pair(std::uint32_t pair, float factor) {
-  return ptx::pack_half2(__uint_as_float(pair << 16) * factor, __uint_as_float(pair & 0xffff0000u) * factor);
-}
 
 // One head of a lane: chunks lane, 32 + lane and, in the first lanes, 64 + lane.
 using QueryChunks = uint4[3];
@@ -42,9 +32,9 @@ __device__ __forceinline__ void gather_q(QueryChunks& chunks, const DecodeProble
 // largest dot product; so does a scale of 0.
 __device__ __forceinline__ void convert_q(const QueryChunks& chunks, SmemPlan& smem, float sm_scale, int row,
                                           int lane) {
-  const std::uint32_t packed =
-      __vmaxu2(packed_magnitude(chunks[0]), __vmaxu2(packed_magnitude(chunks[1]), packed_magnitude(chunks[2])));
-  const std::uint32_t most = __reduce_max_sync(0xffffffffu, max(packed & 0xffffu, packed >> 16));
+  const std::uint32_t packed = __vmaxu2(tile::packed_magnitude(chunks[0]),
+                                        __vmaxu2(tile::packed_magnitude(chunks[1]), tile::packed_magnitude(chunks[2])));
+  const std::uint32_t most = __reduce_max_sync(0xffffffffu, tile::larger_half(packed));
   // Below 2^-100 the factor itself would leave float32's range; such queries score 0 anyway. With a NaN or infinity
   // among the numbers the head's results are NaN whatever the others become.
   const std::uint32_t exponent = min(max(most >> 7, 127u - 100u), 254u);
@@ -55,8 +45,7 @@ __device__ __forceinline__ void convert_q(const QueryChunks& chunks, SmemPlan& s
     const int chunk = part * 32 + lane;
     if (chunk >= kQueryChunks) continue;
     *reinterpret_cast<uint4*>(&smem.q[chunk / 8][tile::chunk_offset(row, chunk % 8)]) =
-        make_uint4(rescaled_pair(chunks[part].x, factor), rescaled_pair(chunks[part].y, factor),
-                   rescaled_pair(chunks[part].z, factor), rescaled_pair(chunks[part].w, factor));
+        tile::scaled_half8(chunks[part], factor);
   }
   // At least the smallest normal number: a masked score of -infinity must stay that when it is multiplied.
   const float scale = fabsf(sm_scale) * kLog2E * __uint_as_float((exponent - kQueryTargetExponent) << 23);

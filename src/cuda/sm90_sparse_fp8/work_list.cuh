@@ -14,7 +14,7 @@ struct Work {
   std::int32_t end_block;      // piece.end_block cut to what valid_entries reaches; may be <= piece.first_block
 };
 
-// first_unit(group) before the first call, then whatever next() left.
+// first_unit(group) before the first call, then whatever next_work() left.
 struct WorkCursor {
   std::int32_t unit;
 };
