@@ -51,10 +51,6 @@ Status require_cpu(const char* operation, const chiasma_tensor& tensor) {
   return unsupported(operation, " takes cpu tensors only; these are on ", device_text(tensor.device));
 }
 
-bool is_known_format(chiasma_kv_format format) {
-  return format == CHIASMA_KV_V32 || format == CHIASMA_KV_V4 || format == CHIASMA_KV_BF16;
-}
-
 }  // namespace
 }  // namespace chiasma
 

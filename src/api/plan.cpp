@@ -11,7 +11,6 @@ namespace chiasma {
 namespace {
 
 constexpr const char* kKernelVariable = "CHIASMA_KERNEL";
-constexpr std::uintptr_t kWorkspaceAlignment = 256;
 
 PlanRequest make_request(const DecodeProblem& problem, const chiasma_device_info& device,
                          const chiasma_plan_options* options) {

@@ -11,6 +11,9 @@
 
 namespace chiasma {
 
+// Of the scratch memory that callers bring.
+inline constexpr std::size_t kWorkspaceAlignment = 256;
+
 struct PlanRequest {
   const DecodeProblem& problem;  // addresses are not valid here: only shapes, strides, formats and presence are
   chiasma_device_info device;

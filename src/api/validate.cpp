@@ -28,7 +28,7 @@ Status require(NamedTensor argument) {
 }
 
 Status check_format(chiasma_kv_format format) {
-  if (format == CHIASMA_KV_V32 || format == CHIASMA_KV_V4 || format == CHIASMA_KV_BF16) return {};
+  if (is_known_format(format)) return {};
   return invalid_argument("format is ", static_cast<int>(format), "; allowed are v32 (1), v4 (2) and bf16 (3)");
 }
 
@@ -207,6 +207,10 @@ Status check_outputs_disjoint(const chiasma_decode_args& args) {
 }
 
 }  // namespace
+
+bool is_known_format(chiasma_kv_format format) {
+  return format == CHIASMA_KV_V32 || format == CHIASMA_KV_V4 || format == CHIASMA_KV_BF16;
+}
 
 bool is_absent(const chiasma_tensor& tensor) {
   return tensor.rank == 0;

@@ -18,5 +18,6 @@ Status validate_dequantize(const chiasma_dequantize_args* args, DequantizeProble
 Status validate_oracle(const chiasma_decode_args* args, DecodeProblem* problem);
 
 bool is_absent(const chiasma_tensor& tensor);
+bool is_known_format(chiasma_kv_format format);
 
 }  // namespace chiasma

@@ -14,7 +14,6 @@ namespace chiasma::sm90_sparse_fp8 {
 namespace {
 
 constexpr std::int64_t kVectorBytes = 16;
-constexpr std::size_t kWorkspaceAlignment = 256;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
