@@ -20,7 +20,9 @@ class CpuPlan final : public PlannedDecode {
   std::string describe() const override {
     return concat("splits per row: ", schedule_.num_splits, " of up to ", schedule_.tokens_per_split,
                   " entries (a function of topk alone, so that results depend on neither batch nor threads)\n",
-                  "threads: ", schedule_.num_threads, ", rows at once: ", schedule_.rows_per_wave,
+                  "threads: ", schedule_.num_threads, ", ",
+                  schedule_.rows_per_wave == 0 ? std::string("each takes whole rows")
+                                               : concat("sharing ", schedule_.rows_per_wave, " rows at once"),
                   ", instruction set: ", cpu::simd_target());
   }
 
