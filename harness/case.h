@@ -18,7 +18,7 @@ enum class LengthMode { kNone, kFull, kRandom, kZero };
 enum class SinkMode { kNone, kZero, kRandom, kPlusInf, kMinusInf };
 enum class Poison { kNone, kNan };
 enum class Layout { kPacked, kStrided, kOdd };
-enum class Distribution { kGauss, kOutlier, kConst };
+enum class Distribution { kGauss, kOutlier, kConst, kExtreme };
 
 // Member names are the keys of the line.
 struct Case {

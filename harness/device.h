@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chiasma/chiasma.h"
+#include "harness/queue.h"
 
 namespace chiasma::harness {
 
@@ -31,10 +32,14 @@ class Device {
   virtual bool shares_host_memory() const = 0;
   // 256-byte aligned; null when there is not enough.
   virtual DeviceBlock allocate(std::size_t bytes) = 0;
+  // These three are done on return.
+  virtual bool fill(std::byte* device, int value, std::size_t bytes) = 0;
   virtual bool copy_to_device(std::byte* device, const std::byte* host, std::size_t bytes) = 0;
   virtual bool copy_to_host(std::byte* host, const std::byte* device, std::size_t bytes) = 0;
   // Waits for queued work; false with the device's message when something failed.
   virtual bool synchronize(std::string* error) = 0;
+  // Null where the device knows no queues.
+  virtual std::unique_ptr<Queue> open_queue() { return nullptr; }
 
   // Evicts what the last run left in caches.
   virtual void flush_caches() = 0;
@@ -48,7 +53,8 @@ bool is_device_name(std::string_view name);
 // Null on failure, with what is wrong in *error.
 std::unique_ptr<Device> open_device(std::string_view name, std::string* error);
 std::unique_ptr<Device> open_cpu_device();
-// Only in builds with CUDA; the device must exist.
+// Only in builds with CUDA; the device must exist. Its methods may be called from any thread and leave it the calling
+// thread's current device.
 std::unique_ptr<Device> open_cuda_device(int index);
 
 }  // namespace chiasma::harness

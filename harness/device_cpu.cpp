@@ -56,6 +56,11 @@ class CpuDevice final : public Device {
     return DeviceBlock(static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded)), std::free);
   }
 
+  bool fill(std::byte* device, int value, std::size_t bytes) override {
+    std::memset(device, value, bytes);
+    return true;
+  }
+
   bool copy_to_device(std::byte* device, const std::byte* host, std::size_t bytes) override {
     std::memcpy(device, host, bytes);
     return true;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "harness/device.h"
+#include "harness/queue_cuda.h"
 
 namespace chiasma::harness {
 namespace {
@@ -55,6 +56,7 @@ class CudaDevice final : public Device {
 
   DeviceBlock allocate(std::size_t bytes) override {
     void* memory = nullptr;
+    cudaSetDevice(index_);
     if (cudaMalloc(&memory, bytes == 0 ? 1 : bytes) != cudaSuccess) {
       cudaGetLastError();
       return nullptr;
@@ -62,19 +64,29 @@ class CudaDevice final : public Device {
     return DeviceBlock(static_cast<std::byte*>(memory), [](std::byte* block) { cudaFree(block); });
   }
 
+  bool fill(std::byte* device, int value, std::size_t bytes) override {
+    cudaSetDevice(index_);
+    return cudaMemset(device, value, bytes) == cudaSuccess && finish_copy();
+  }
+
   bool copy_to_device(std::byte* device, const std::byte* host, std::size_t bytes) override {
-    return cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice) == cudaSuccess;
+    cudaSetDevice(index_);
+    return cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice) == cudaSuccess && finish_copy();
   }
 
   bool copy_to_host(std::byte* host, const std::byte* device, std::size_t bytes) override {
+    cudaSetDevice(index_);
     return cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost) == cudaSuccess;
   }
 
   bool synchronize(std::string* error) override {
+    cudaSetDevice(index_);
     const cudaError_t status = cudaDeviceSynchronize();
     if (status != cudaSuccess) *error = std::string("the device reports: ") + cudaGetErrorString(status);
     return status == cudaSuccess;
   }
+
+  std::unique_ptr<Queue> open_queue() override { return open_cuda_queue(index_); }
 
   void flush_caches() override {
     if (flush_ == nullptr) flush_ = allocate(kFlushBytes);
@@ -92,6 +104,10 @@ class CudaDevice final : public Device {
   }
 
  private:
+  // A copy from pageable memory may return while its last part is on the way, and queues do not wait for the default
+  // stream.
+  static bool finish_copy() { return cudaStreamSynchronize(nullptr) == cudaSuccess; }
+
   static std::string version_text(int version) {
     return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
   }

@@ -1,6 +1,7 @@
 #include "harness/kv_pool.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "format/kv_format.h"
@@ -15,7 +16,7 @@ namespace {
 constexpr std::int64_t kMaxDistinctRows = 32768;
 constexpr int kNanByte = 0xff;
 
-enum Stream : std::uint64_t { kRowStream = 1, kChannelStream, kLevelStream, kPageStream, kCopyStream };
+enum Stream : std::uint64_t { kRowStream = 1, kChannelStream, kLevelStream, kPageStream, kCopyStream, kTileStream };
 
 // dist=outlier: about one channel in 64 is 10 to 50 times larger than the others.
 float channel_factor(const Case& spec, std::uint64_t channel) {
@@ -24,6 +25,14 @@ float channel_factor(const Case& spec, std::uint64_t channel) {
   const std::uint64_t key = derive(spec.seed, kChannelStream);
   if (below(key, 2 * channel, kOneIn) != 0) return 1.0f;
   return 10.0f + static_cast<float>(below(key, 2 * channel + 1, 41));
+}
+
+// dist=extreme: tiles of a row, side by side, anywhere between 2^-100 and 2^100.
+float tile_factor(std::uint64_t key, std::int64_t row, int channel) {
+  constexpr int kTile = 128, kTilesPerRow = 5, kMaxExponent = 100;
+  const std::uint64_t draw =
+      below(derive(key, kTileStream), row * kTilesPerRow + channel / kTile, 2 * kMaxExponent + 1);
+  return std::ldexp(1.0f, static_cast<int>(draw) - kMaxExponent);
 }
 
 std::vector<bf16_t> make_values(const Case& spec, std::uint64_t key, std::int64_t num_rows) {
@@ -37,9 +46,11 @@ std::vector<bf16_t> make_values(const Case& spec, std::uint64_t key, std::int64_
       // dist=const: a row is one of eight constants from 0.5 to 2.25.
       const float level = 0.5f + 0.25f * static_cast<float>(below(derive(key, kLevelStream), row, 8));
       for (int c = 0; c < dim; ++c) {
-        const float value = spec.dist == Distribution::kConst
-                                ? level
-                                : factors[static_cast<std::size_t>(c)] * gauss(row_key, row * dim + c);
+        float value = level;
+        if (spec.dist != Distribution::kConst) {
+          value = factors[static_cast<std::size_t>(c)] * gauss(row_key, row * dim + c);
+        }
+        if (spec.dist == Distribution::kExtreme) value *= tile_factor(key, row, c);
         values[static_cast<std::size_t>(row * dim + c)] = to_bf16(value);
       }
     }

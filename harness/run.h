@@ -7,6 +7,7 @@
 
 #include "chiasma/chiasma.h"
 #include "harness/device.h"
+#include "harness/queue.h"
 #include "harness/workload.h"
 
 namespace chiasma::harness {
@@ -15,6 +16,7 @@ struct RunOptions {
   std::string kernel;  // empty: automatic
   int num_splits = 0;  // 0: what the case says
   int num_threads = 0;
+  Queue* queue = nullptr;  // that launch() uses; null: the default one. Must outlive the runner
 };
 
 // A failure of the C interface: its status and message.
@@ -34,20 +36,32 @@ class Runner {
 
   // Queues one decode; on the CPU it is done on return.
   bool launch(RunError* error);
-  // Waits and copies the outputs into the workload; also checks that the scratch memory's end was respected.
+  // Waits and copies the outputs into the workload; also checks that nothing around the scratch memory was written.
   bool fetch(RunError* error);
+  // Puts the inputs of another workload of the same shapes where this one's are on the device, so that addresses stay;
+  // fetch() then writes to that one. Not where the device shares host memory.
+  bool exchange(Workload& workload, RunError* error);
 
   Device& device() { return device_; }
+  const chiasma_decode_plan* plan() const { return plan_; }
+  // As the device sees them.
+  const chiasma_decode_args& args() const { return args_; }
+  // Device memory of the workload's regions, in their order; empty where the device shares host memory.
+  const std::vector<DeviceBlock>& blocks() const { return blocks_; }
+  std::byte* workspace() const;
   std::string kernel() const { return chiasma_decode_plan_kernel(plan_); }
   std::string plan_text() const { return chiasma_decode_plan_text(plan_); }
   std::size_t workspace_bytes() const { return chiasma_decode_plan_workspace_bytes(plan_); }
 
  private:
-  Runner(Workload& workload, Device& device) : workload_(workload), device_(device) {}
+  Runner(Workload& workload, Device& device, Queue* queue) : workload_(&workload), device_(device), queue_(queue) {}
   bool place_tensors(RunError* error);
+  bool place_workspace(RunError* error);
+  bool workspace_guards_intact(RunError* error);
 
-  Workload& workload_;
+  Workload* workload_;
   Device& device_;
+  Queue* queue_;
   chiasma_decode_args args_{};
   chiasma_decode_plan* plan_ = nullptr;
   std::vector<DeviceBlock> blocks_;  // one a region; empty when the device shares host memory

@@ -58,15 +58,15 @@ double deviation_of_head(const bf16_t* q, int dim, const std::vector<float>& key
   double sum_of_squares = 0;
   double products_squared = 0;
   for (std::int64_t t = 0; t < num_keys; ++t) {
-    float score = 0;
-    float squares = 0;
+    double score = 0;
+    double squares = 0;  // of products that float32 holds, while their squares may not fit
     for (int c = 0; c < dim; ++c) {
-      const float product = to_float(q[c]) * keys[static_cast<std::size_t>(t * dim + c)];
+      const double product = static_cast<double>(to_float(q[c])) * keys[static_cast<std::size_t>(t * dim + c)];
       score += product;
       squares += product * product;
     }
     sum += score;
-    sum_of_squares += static_cast<double>(score) * score;
+    sum_of_squares += score * score;
     products_squared += squares;
   }
   const auto n = static_cast<double>(num_keys);

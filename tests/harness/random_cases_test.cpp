@@ -8,8 +8,8 @@
 
 #include "harness/check.h"
 #include "harness/random.h"
+#include "harness/random_case.h"
 #include "harness/run.h"
-#include "random_case.h"
 
 namespace chiasma::harness {
 namespace {

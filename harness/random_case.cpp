@@ -1,4 +1,4 @@
-#include "random_case.h"
+#include "harness/random_case.h"
 
 #include <algorithm>
 #include <array>
@@ -40,10 +40,9 @@ constexpr std::array kLengths = {LengthMode::kNone,   LengthMode::kNone,   Lengt
                                  LengthMode::kRandom, LengthMode::kRandom, LengthMode::kZero};
 constexpr std::array<std::int64_t, 10> kPages = {1, 2, 3, 16, 61, 64, 64, 100, 256, 1000};
 
-// So that the oracle takes milliseconds.
-void bound_cost(Case* spec) {
-  constexpr double kMaxMultiplyAdds = 3e7;
-  while (spec->multiply_adds() > kMaxMultiplyAdds) {
+// So that the oracle has time for many.
+void bound_cost(double max_multiply_adds, Case* spec) {
+  while (spec->multiply_adds() > max_multiply_adds) {
     if (spec->b > 1) {
       spec->b = (spec->b + 1) / 2;
     } else if (spec->sq > 1) {
@@ -58,7 +57,7 @@ void bound_cost(Case* spec) {
 
 }  // namespace
 
-Case random_case(std::uint64_t key) {
+Case random_case(std::uint64_t key, double max_multiply_adds) {
   Draw draw(key);
   Case spec;
   spec.seed = key;
@@ -79,10 +78,12 @@ Case random_case(std::uint64_t key) {
                                  SinkMode::kZero, SinkMode::kPlusInf, SinkMode::kMinusInf});
   spec.poison = draw.one_in(5) ? Poison::kNone : Poison::kNan;
   spec.layout = draw.of(std::array{Layout::kPacked, Layout::kStrided, Layout::kOdd});
-  spec.dist =
-      draw.of(std::array{Distribution::kGauss, Distribution::kGauss, Distribution::kOutlier, Distribution::kConst});
+  spec.dist = draw.of(std::array{Distribution::kGauss, Distribution::kGauss, Distribution::kGauss,
+                                 Distribution::kOutlier, Distribution::kConst, Distribution::kExtreme});
   spec.qscale = draw.of(std::array{1.0, 1.0, 4.0, 6.0, 11.0, 0.0});
   if (draw.one_in(6)) spec.smscale = draw.of(std::array{0.0, -0.04, 1.0, 1e-20, 1000.0});
+  // Scores of usual size from values of any; mostly, since bounds that grow with the scores say little about huge ones.
+  if (spec.dist == Distribution::kExtreme && !draw.one_in(4)) spec.smscale = draw.of(std::array{1e-30, -1e-31, 0.0});
   if (draw.one_in(3)) spec.splits = draw.from(1, draw.one_in(4) ? 300 : 9);
   spec.invariant = draw.one_in(4);
   if (spec.fmt == CHIASMA_KV_V4 && !draw.one_in(3)) {
@@ -91,7 +92,7 @@ Case random_case(std::uint64_t key) {
     spec.xpage = draw.of(kPages);
     spec.xlen = draw.of(kLengths);
   }
-  bound_cost(&spec);
+  bound_cost(max_multiply_adds, &spec);
   return spec;
 }
 

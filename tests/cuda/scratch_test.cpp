@@ -1,0 +1,84 @@
+// Scratch memory of every CUDA kernel over a grid of shapes, from plans alone: no device is needed.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+
+#include "chiasma/chiasma.h"
+
+namespace chiasma {
+namespace {
+
+constexpr std::size_t kMaxBytes = std::size_t{256} << 20;
+
+chiasma_device_info hopper() {
+  chiasma_device_info info = {};
+  info.device = {CHIASMA_CUDA, 0};
+  std::strcpy(info.name, "a GPU of compute capability 9.0");
+  info.compute_units = 132;
+  info.cuda_capability = 90;
+  info.memory_bytes = std::int64_t{140} << 30;
+  return info;
+}
+
+struct Shape {
+  std::int64_t b, s_q, h_q, topk;
+};
+
+chiasma_decode_args args_of(const Shape& shape) {
+  const chiasma_device device = {CHIASMA_CUDA, 0};
+  const auto tensor = [&](chiasma_dtype dtype, std::initializer_list<std::int64_t> extents) {
+    return chiasma_contiguous(nullptr, dtype, device, static_cast<std::int32_t>(extents.size()), extents.begin());
+  };
+  chiasma_decode_args args = {};
+  args.format = CHIASMA_KV_V32;
+  args.sm_scale = chiasma_default_sm_scale(CHIASMA_KV_V32);
+  args.q = tensor(CHIASMA_BFLOAT16, {shape.b, shape.s_q, shape.h_q, 576});
+  args.kv_cache = tensor(CHIASMA_UINT8, {1000, 64, 656});
+  args.indices = tensor(CHIASMA_INT32, {shape.b, shape.s_q, shape.topk});
+  args.out = tensor(CHIASMA_BFLOAT16, {shape.b, shape.s_q, shape.h_q, 512});
+  args.lse = tensor(CHIASMA_FLOAT32, {shape.b, shape.s_q, shape.h_q});
+  return args;
+}
+
+// Automatic splits of any shape stay below the bound, batch invariant or not.
+void expect_bounded(const char* kernel, const Shape& shape, int* num_plans) {
+  const chiasma_device_info device = hopper();
+  const chiasma_decode_args args = args_of(shape);
+  for (const int invariant : {0, 1}) {
+    chiasma_plan_options options = {};
+    options.kernel = kernel;
+    options.batch_invariant = invariant;
+    options.device_info = &device;
+    chiasma_decode_plan* plan = nullptr;
+    if (chiasma_decode_plan_create(&args, &options, &plan) != CHIASMA_OK) continue;
+    ++*num_plans;
+    EXPECT_LT(chiasma_decode_plan_workspace_bytes(plan), kMaxBytes) << chiasma_decode_plan_text(plan);
+    chiasma_decode_plan_destroy(plan);
+  }
+}
+
+TEST(CudaScratch, StaysBelow256MegabytesWhateverTheShape) {
+  int num_kernels = 0;
+  for (int number = 0; number < chiasma_kernel_count(); ++number) {
+    chiasma_kernel_info info;
+    ASSERT_EQ(chiasma_kernel_query(number, &info), CHIASMA_OK);
+    if (info.device_kind != CHIASMA_CUDA) continue;
+    ++num_kernels;
+    int num_plans = 0;
+    for (const std::int64_t b : {1, 2, 31, 66, 132, 133, 1000, 65536}) {
+      for (const std::int64_t s_q : {1, 4, 65536}) {
+        for (const std::int64_t h_q : {1, 8, 16, 32, 64, 128}) {
+          for (const std::int64_t topk : {0, 64, 2048, 2049, 131072}) {
+            expect_bounded(info.name, {b, s_q, h_q, topk}, &num_plans);
+          }
+        }
+      }
+    }
+    EXPECT_GT(num_plans, 100) << info.name;
+  }
+  if (num_kernels == 0) GTEST_SKIP() << "NOT RUN: this build has no CUDA kernels";
+}
+
+}  // namespace
+}  // namespace chiasma
