@@ -135,7 +135,8 @@ AttentionExample random_example() {
   return example;
 }
 
-ExampleResult work_through(const AttentionExample& example, chiasma_scale_mode scale, harness::Device& device) {
+ExampleResult work_through(const AttentionExample& example, chiasma_scale_mode scale, harness::Device& device,
+                           const std::string& kernel) {
   const std::vector<std::uint8_t> cache = quantise(example, scale);
   const std::vector<std::int64_t> cache_shape{example.kv_shape[0], example.kv_shape[1], v32::kRowBytes};
   chiasma_decode_args args = decode_args(example, CHIASMA_KV_V32, cpu_tensor(cache, CHIASMA_UINT8, cache_shape));
@@ -145,7 +146,7 @@ ExampleResult work_through(const AttentionExample& example, chiasma_scale_mode s
       {&chiasma_decode_args::indices, example.indices.size() * sizeof(std::int32_t)},
   };
   ExampleResult result;
-  DecodeJob job(args, inputs, device, {}, example.name);
+  DecodeJob job(args, inputs, device, {.kernel = kernel}, example.name);
   result.kernel = job.kernel();
   result.milliseconds = median_milliseconds(job, device);
 

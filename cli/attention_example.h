@@ -40,7 +40,8 @@ struct ExampleResult {
   double quantisation_mean = 0, quantisation_max = 0;
 };
 
-// Quantises to v32, decodes on `device`, compares. Throws CommandError.
-ExampleResult work_through(const AttentionExample& example, chiasma_scale_mode scale, harness::Device& device);
+// Quantises to v32, decodes on `device` (kernel: empty for the best that fits), compares. Throws CommandError.
+ExampleResult work_through(const AttentionExample& example, chiasma_scale_mode scale, harness::Device& device,
+                           const std::string& kernel = {});
 
 }  // namespace chiasma::cli

@@ -2,30 +2,20 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <ctime>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 
 #include "cli/case_list.h"
 #include "cli/commands.h"
 #include "cli/device.h"
 #include "cli/error.h"
-#include "cli/output_file.h"
 #include "cli/progress.h"
+#include "cli/result_file.h"
 #include "harness/check.h"
 #include "harness/timing.h"
 
-// The build passes the commit it is made from.
-#ifndef CHIASMA_GIT_COMMIT
-#define CHIASMA_GIT_COMMIT "unknown"
-#endif
-
 namespace chiasma::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr const char* kDescription =
     "Times cases, each kernel in turn after the other, and checks every result before its time counts.\n"
@@ -104,13 +94,6 @@ Json to_json(const harness::Statistics& statistics) {
           {"n", statistics.n}};
 }
 
-template <typename Value>
-Json to_json(const std::vector<std::pair<std::string, Value>>& facts) {
-  Json json = Json::object();
-  for (const auto& [key, value] : facts) json[key] = value;
-  return json;
-}
-
 Json to_json(const Entry& entry, const harness::Case& spec, double flops) {
   Json json = {{"case", harness::to_line(spec)}, {"kernel", entry.kernel}};
   if (entry.runner == nullptr) {
@@ -124,16 +107,9 @@ Json to_json(const Entry& entry, const harness::Case& spec, double flops) {
   json["loop_us"]["calls_per_sample"] = entry.timing.calls_per_loop_sample;
   json["flop"] = flops;
   json["loop_tflops"] = entry.timing.loop.median > 0 ? flops / entry.timing.loop.median * 1e-6 : 0.0;
-  json["sensors_before"] = to_json(entry.timing.sensors_before);
-  json["sensors_after"] = to_json(entry.timing.sensors_after);
-  const harness::CheckReport& report = *entry.report;
-  json["error"] = {{"passed", report.passed},
-                   {"rows_checked", report.rows_checked},
-                   {"out_relative_l2_mean", report.mean_relative_l2},
-                   {"out_relative_l2_max", report.max_relative_l2},
-                   {"lse_max", report.max_lse_error},
-                   {"score_deviation_max", report.max_score_deviation}};
-  if (!entry.problem.empty()) json["error"]["failure"] = entry.problem;
+  json["sensors_before"] = facts_json(entry.timing.sensors_before);
+  json["sensors_after"] = facts_json(entry.timing.sensors_after);
+  json["error"] = report_json(*entry.report);
   return json;
 }
 
@@ -166,15 +142,11 @@ class Bench {
       : options_(options),
         kernels_(options.kernels.empty() ? std::vector<std::string>{""} : options.kernels),
         device_(open_device(options.device, kernels_.front())) {
-    head_ = {{"tool", "chiasma bench"},
-             {"version", chiasma_version()},
-             {"commit", CHIASMA_GIT_COMMIT},
-             {"unix_time", static_cast<std::int64_t>(std::time(nullptr))},
-             {"machine", to_json(device_->describe())},
-             {"seconds_per_kernel", options.seconds},
-             {"results", Json::array()}};
+    head_ = result_head("chiasma bench", *device_);
+    head_["seconds_per_kernel"] = options.seconds;
+    head_["results"] = Json::array();
     for (const auto& [key, value] : device_->describe()) fmt::print("# {}: {}\n", key, value);
-    fmt::print("# chiasma {}, commit {}\n", chiasma_version(), CHIASMA_GIT_COMMIT);
+    fmt::print("# chiasma {}, commit {}\n", chiasma_version(), git_commit());
   }
 
   void run(const harness::Case& spec, const std::string& place) {
@@ -238,15 +210,10 @@ class Bench {
 
 int run_bench(const Options& options) {
   const std::vector<harness::Case> cases = collect_cases(options.cases, kDefaultCases);
-  std::optional<OutputFile> file;
-  if (!options.json.empty()) file.emplace(options.json);
+  ResultFile file(options.json);
   Bench bench(options);
   for (std::size_t n = 0; n < cases.size(); ++n) bench.run(cases[n], fmt::format("{} of {}", n + 1, cases.size()));
-  if (file) {
-    const std::string text = bench.json().dump(2) + "\n";
-    file->write(std::as_bytes(std::span(text)));
-    file->commit();
-  }
+  file.write(bench.json());
   return bench.exit_code();
 }
 
@@ -270,13 +237,7 @@ void register_bench(CLI::App& app, int& exit_code) {
   command->add_option("--threads", options->threads, "worker threads on the CPU; 0: all")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  command->callback([options, &exit_code] {
-    try {
-      exit_code = run_bench(*options);
-    } catch (const OutputError& error) {
-      fail_input("--json: {}", error.what());
-    }
-  });
+  command->callback([options, &exit_code] { exit_code = run_bench(*options); });
 }
 
 }  // namespace chiasma::cli

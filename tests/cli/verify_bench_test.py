@@ -68,6 +68,38 @@ class VerifyTest(unittest.TestCase):
         self.assertEqual(result.returncode, UNAVAILABLE)
         self.assertEqual(result.stdout.splitlines()[-1], "0 passed, 0 failed, 1 not run")
 
+    def test_result_file_holds_errors_and_what_they_are_of(self):
+        activations = os.path.join(CASES, "..", "examples", "real_activations.safetensors")
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "result.json")
+            result = chiasma("verify", "--device", "cpu", "--kernel", "cpu_simd", "--case", SMALL, "--case", SMALL + " h=0",
+                             "--json", path)
+            self.assertEqual((result.returncode, os.listdir(directory)), (BAD_INPUT, []))
+            result = chiasma("verify", "--device", "cpu", "--case", SMALL, "--activations", activations, "--json", path)
+            self.assertEqual(result.returncode, DONE, result.stderr)
+            with open(path) as file:
+                written = json.load(file)
+        self.assertEqual(result.stdout.splitlines()[-1], "3 passed, 0 failed")
+        self.assertTrue(written["machine"]["cpu"])
+        first, pow2, amax = written["results"]
+        self.assertEqual(first["case"], SMALL)
+        self.assertEqual([pow2["scale"], amax["scale"]], ["pow2", "amax"])
+        for entry in written["results"]:
+            self.assertEqual(entry["kernel"], "cpu_simd")
+            error = entry["error"]
+            self.assertTrue(error["passed"])
+            self.assertLess(error["out_relative_l2_mean"], error["out_relative_l2_max"])
+            self.assertGreater(error["out_relative_l2_mean"], 1e-3)
+        self.assertGreater(amax["error"]["score_deviation_max"], 3)
+
+    def test_activations_alone_and_those_that_are_none(self):
+        activations = os.path.join(CASES, "..", "examples", "real_activations.safetensors")
+        result = chiasma("verify", "--device", "cpu", "--activations", activations)
+        self.assertEqual(result.stdout.splitlines()[-1], "2 passed, 0 failed")
+        result = chiasma("verify", "--device", "cpu", "--activations", os.path.join(CASES, "smoke.cases"))
+        self.assertEqual(result.returncode, BAD_INPUT)
+        self.assertIn("smoke.cases", result.stderr)
+
 
 class BenchTest(unittest.TestCase):
     def test_result_file_has_all_that_a_reader_needs(self):
