@@ -114,7 +114,8 @@ void print_outcome(const Outcome& outcome, const std::string& line, const std::s
   }
   if (outcome.verdict == Verdict::kNotRun) fmt::print("      not run: {}\n", outcome.message);
   if (outcome.verdict == Verdict::kFailed) {
-    fmt::print("      {}\n      again: chiasma verify {}\n", outcome.message, again);
+    const std::string kernel = outcome.kernel.empty() ? "" : "--kernel " + outcome.kernel + " ";
+    fmt::print("      {}\n      again: chiasma verify {}{}\n", outcome.message, kernel, again);
   }
   std::fflush(stdout);
 }

@@ -1,6 +1,8 @@
 #include "gpu_fixture.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "harness/check.h"
 
@@ -8,6 +10,8 @@ namespace chiasma::harness {
 namespace {
 
 constexpr int kNanByte = 0xff;
+constexpr std::size_t kGuardBytes = std::size_t{1} << 20;
+constexpr int kGuardByte = 0xc5;
 // Some ten milliseconds on the cores of a GPU server; longer cases are sampled.
 constexpr double kCheckMultiplyAdds = 5e8;
 
@@ -67,6 +71,26 @@ bool Prepared::queue_compared_run(RunError* error) {
   queue_poisoned_outputs();
   if (!runner->launch(error)) return false;
   queue_comparison();
+  return true;
+}
+
+GuardedBlock::GuardedBlock(Device& device, std::size_t bytes) : device_(&device), bytes_(bytes) {
+  const std::size_t total = kGuardBytes + bytes + kGuardBytes;
+  block_ = device.allocate(total);
+  if (block_ != nullptr && !device.fill(block_.get(), kGuardByte, total)) block_ = nullptr;
+}
+
+std::byte* GuardedBlock::data() const {
+  return block_ == nullptr ? nullptr : block_.get() + kGuardBytes;
+}
+
+bool GuardedBlock::guards_intact() const {
+  std::vector<std::byte> guard(kGuardBytes);
+  for (const std::byte* place : {block_.get(), block_.get() + kGuardBytes + bytes_}) {
+    if (!device_->copy_to_host(guard.data(), place, kGuardBytes)) return false;
+    if (std::any_of(guard.begin(), guard.end(), [](std::byte byte) { return byte != std::byte{kGuardByte}; }))
+      return false;
+  }
   return true;
 }
 

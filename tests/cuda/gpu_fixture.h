@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,6 +34,21 @@ struct Prepared {
   bool queue_compared_run(RunError* error);
   void queue_poisoned_outputs();
   void queue_comparison();
+};
+
+// Device memory with a zone on both sides that has to stay as it is.
+class GuardedBlock {
+ public:
+  // data() is null when there is not enough memory. Every byte is 0xC5.
+  GuardedBlock(Device& device, std::size_t bytes);
+  std::byte* data() const;
+  std::size_t bytes() const { return bytes_; }
+  bool guards_intact() const;
+
+ private:
+  Device* device_;
+  DeviceBlock block_;
+  std::size_t bytes_;
 };
 
 class GpuTest : public testing::Test {

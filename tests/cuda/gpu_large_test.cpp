@@ -11,15 +11,14 @@ namespace {
 
 constexpr std::int64_t kTiles = 1024;
 constexpr std::size_t kMaxWorkspaceBytes = std::size_t{256} << 20;
-constexpr std::size_t kGuardBytes = std::size_t{1} << 20;
-constexpr int kGuardByte = 0xc5;
+constexpr int kNanByte = 0xff;
 
-// A tensor of kTiles times the rows of a small one, with guards around it.
+// A tensor of kTiles times the rows of a small one.
 struct LargeTensor {
-  DeviceBlock block;
-  std::size_t tile_bytes = 0;
+  GuardedBlock block;
+  std::size_t tile_bytes;
 
-  std::byte* tile(std::int64_t number) const { return block.get() + kGuardBytes + number * tile_bytes; }
+  std::byte* tile(std::int64_t number) const { return block.data() + number * tile_bytes; }
 };
 
 class GpuLarge : public GpuKernelTest {
@@ -27,7 +26,8 @@ class GpuLarge : public GpuKernelTest {
   // Repeats the small workload's rows along dimension `dim`: 0 requests, 1 query tokens.
   bool make_large(Prepared& prepared, int dim) {
     large_args_ = prepared.runner->args();
-    tensors_.clear();
+    inputs_.clear();
+    outputs_.clear();
     const std::vector<Region>& regions = prepared.workload->regions();
     for (std::size_t n = 0; n < regions.size(); ++n) {
       if (regions[n].tensor == &chiasma_decode_args::kv_cache) continue;
@@ -39,13 +39,10 @@ class GpuLarge : public GpuKernelTest {
 
   bool repeat(Queue& queue, chiasma_tensor* tensor, int dim, bool is_output) {
     const std::size_t element_bytes = tensor->dtype == CHIASMA_BFLOAT16 ? 2 : 4;
-    LargeTensor large;
-    large.tile_bytes = element_bytes;
-    for (int d = 0; d < tensor->rank; ++d) large.tile_bytes *= static_cast<std::size_t>(tensor->shape[d]);
-    const std::size_t bytes = kGuardBytes + kTiles * large.tile_bytes + kGuardBytes;
-    large.block = device_->allocate(bytes);
-    if (large.block == nullptr) return false;
-    queue.fill(large.block.get(), kGuardByte, bytes);
+    std::size_t tile_bytes = element_bytes;
+    for (int d = 0; d < tensor->rank; ++d) tile_bytes *= static_cast<std::size_t>(tensor->shape[d]);
+    const LargeTensor large = {GuardedBlock(*device_, kTiles * tile_bytes), tile_bytes};
+    if (large.block.data() == nullptr) return false;
     for (std::int64_t tile = 0; !is_output && tile < kTiles; ++tile) {
       queue.copy(large.tile(tile), static_cast<const std::byte*>(tensor->data), large.tile_bytes);
     }
@@ -53,7 +50,7 @@ class GpuLarge : public GpuKernelTest {
     std::copy(tensor->shape, tensor->shape + tensor->rank, shape);
     shape[dim] *= kTiles;
     *tensor = chiasma_contiguous(large.tile(0), tensor->dtype, tensor->device, tensor->rank, shape);
-    if (is_output) tensors_.push_back(large);
+    (is_output ? outputs_ : inputs_).push_back(large);
     return true;
   }
 
@@ -66,11 +63,13 @@ class GpuLarge : public GpuKernelTest {
     ASSERT_EQ(chiasma_decode_plan_create(&large_args_, &options, &plan), CHIASMA_OK) << chiasma_last_error();
     const std::size_t bytes = chiasma_decode_plan_workspace_bytes(plan);
     EXPECT_LT(bytes, kMaxWorkspaceBytes);
-    const DeviceBlock workspace = device_->allocate(bytes);
-    EXPECT_EQ(chiasma_decode_run(plan, &large_args_, workspace.get(), bytes, prepared.queue->stream()), CHIASMA_OK)
+    const GuardedBlock workspace(*device_, bytes);
+    EXPECT_EQ(chiasma_decode_run(plan, &large_args_, workspace.data(), bytes, prepared.queue->stream()), CHIASMA_OK)
         << chiasma_last_error();
     std::string message;
     EXPECT_TRUE(prepared.queue->synchronize(&message)) << message;
+    EXPECT_TRUE(workspace.guards_intact()) << "a write outside the scratch memory";
+    for (const LargeTensor& tensor : outputs_) EXPECT_TRUE(tensor.block.guards_intact()) << "a write around out or lse";
     chiasma_decode_plan_destroy(plan);
   }
 
@@ -78,10 +77,10 @@ class GpuLarge : public GpuKernelTest {
   void expect_repeats(Prepared& prepared) {
     const chiasma_decode_args& small = prepared.runner->args();
     const void* references[] = {small.out.data, small.lse.data};
-    for (std::size_t n = 0; n < tensors_.size(); ++n) {
+    for (std::size_t n = 0; n < outputs_.size(); ++n) {
       for (std::int64_t tile = 0; tile < kTiles; ++tile) {
-        prepared.queue->count_differences(tensors_[n].tile(tile), static_cast<const std::byte*>(references[n]),
-                                          tensors_[n].tile_bytes);
+        prepared.queue->count_differences(outputs_[n].tile(tile), static_cast<const std::byte*>(references[n]),
+                                          outputs_[n].tile_bytes);
       }
     }
     expect_no_differences(*prepared.queue, "rows of the large call against those of the small one");
@@ -93,25 +92,15 @@ class GpuLarge : public GpuKernelTest {
     const Case& spec = prepared.workload->spec();
     for (const std::int64_t tile : {std::int64_t{0}, kTiles / 2 + 1, kTiles - 1}) {
       const chiasma_tensor* outputs[] = {&host.out, &host.lse};
-      for (std::size_t n = 0; n < tensors_.size(); ++n) {
-        ASSERT_TRUE(device_->copy_to_host(static_cast<std::byte*>(outputs[n]->data), tensors_[n].tile(tile),
-                                          tensors_[n].tile_bytes));
+      for (std::size_t n = 0; n < outputs_.size(); ++n) {
+        ASSERT_TRUE(device_->copy_to_host(static_cast<std::byte*>(outputs[n]->data), outputs_[n].tile(tile),
+                                          outputs_[n].tile_bytes));
       }
       const KernelClass kernel_class = class_of_kernel(prepared.runner->kernel(), CHIASMA_CUDA);
       const CheckReport report =
           check(*prepared.workload, tolerance_of(kernel_class, spec), {.max_multiply_adds = 2e8, .rows = {0, 31, 63}});
       EXPECT_TRUE(report.passed) << "tile " << tile << " of " << to_line(spec) << "\n" << report.failure;
     }
-  }
-
-  void expect_guards_intact(Queue& queue) {
-    const DeviceBlock guard = device_->allocate(kGuardBytes);
-    queue.fill(guard.get(), kGuardByte, kGuardBytes);
-    for (const LargeTensor& tensor : tensors_) {
-      queue.count_differences(tensor.block.get(), guard.get(), kGuardBytes);
-      queue.count_differences(tensor.tile(kTiles), guard.get(), kGuardBytes);
-    }
-    expect_no_differences(queue, "guards around out and lse");
   }
 
   void check_large(const std::string& line, int dim) {
@@ -126,15 +115,15 @@ class GpuLarge : public GpuKernelTest {
       ASSERT_NO_FATAL_FAILURE(run_large(*prepared, batch_invariant));
       if (batch_invariant) expect_repeats(*prepared);
       expect_right_samples(*prepared);
-      expect_guards_intact(*prepared->queue);
-      for (const LargeTensor& tensor : tensors_) {
-        prepared->queue->fill(tensor.tile(0), kGuardByte, kTiles * tensor.tile_bytes);
+      for (const LargeTensor& tensor : outputs_) {
+        prepared->queue->fill(tensor.block.data(), kNanByte, tensor.block.bytes());
       }
     }
   }
 
   chiasma_decode_args large_args_{};
-  std::vector<LargeTensor> tensors_;  // out and lse
+  std::vector<LargeTensor> inputs_;
+  std::vector<LargeTensor> outputs_;  // out and lse
 };
 
 // 128 heads: q and out of more than 2^32 elements.
@@ -175,7 +164,7 @@ TEST_P(GpuLarge, PoolOfMostOfTheMemory) {
   }
   ASSERT_NE(pool, nullptr);
   std::printf("pool of %.1f GB\n", static_cast<double>(num_pages * stride) * 1e-9);
-  prepared->queue->fill(pool.get(), 0xff, static_cast<std::size_t>(num_pages * stride));
+  prepared->queue->fill(pool.get(), kNanByte, static_cast<std::size_t>(num_pages * stride));
   for (std::int64_t page = 0; page < num_pages; ++page) {
     prepared->queue->copy(pool.get() + page * stride,
                           static_cast<const std::byte*>(args.kv_cache.data) + page * args.kv_cache.stride[0],

@@ -75,12 +75,15 @@ class GpuBatchInvariance : public GpuKernelTest {
     chiasma_decode_plan* plan = nullptr;
     ASSERT_EQ(chiasma_decode_plan_create(&args, &options, &plan), CHIASMA_OK) << chiasma_last_error();
     const std::size_t bytes = chiasma_decode_plan_workspace_bytes(plan);
-    const DeviceBlock workspace = device_->allocate(bytes);
+    const GuardedBlock workspace(*device_, bytes);
     prepared.queue_poisoned_outputs();
-    EXPECT_EQ(chiasma_decode_run(plan, &args, workspace.get(), bytes, prepared.queue->stream()), CHIASMA_OK)
+    EXPECT_EQ(chiasma_decode_run(plan, &args, workspace.data(), bytes, prepared.queue->stream()), CHIASMA_OK)
         << chiasma_last_error();
     count_slice_differences(prepared, args);
     chiasma_decode_plan_destroy(plan);
+    std::string message;
+    EXPECT_TRUE(prepared.queue->synchronize(&message)) << message;
+    EXPECT_TRUE(workspace.guards_intact()) << "a write outside the scratch memory";
     expect_no_differences(*prepared.queue, to_line(prepared.workload->spec()) + ": requests " +
                                                std::to_string(slice.begin) + " to " +
                                                std::to_string(slice.begin + slice.count - 1) + " alone");
