@@ -18,8 +18,9 @@ namespace {
 
 // Query tokens per call of the oracle.
 constexpr std::int64_t kRowsPerCall = 8;
-// Results this small may be flushed to zero by a kernel's float32 arithmetic.
-constexpr double kSmallestNormal = std::numeric_limits<float>::min();
+// Results this small may be flushed to zero by a kernel's float32 arithmetic: a sink's factor below the smallest normal
+// number, times values of up to a thousand.
+constexpr double kFlushed = 0x1p10 * std::numeric_limits<float>::min();
 
 // Relative L2 error that rounding a row of unrelated values to bf16 makes.
 constexpr double kUsualRounding = 1.65e-3;
@@ -140,8 +141,8 @@ class Comparison {
       error_sum += error * error;
       const double rounding = to_float(to_bf16(static_cast<float>(reference[c]))) - reference[c];
       rounding_sum += std::isfinite(rounding) ? rounding * rounding : 0.0;
-      const double allowed = kSmallestNormal + yardstick.growth * (tolerance_.out_of_rms * yardstick.size +
-                                                                   tolerance_.out_of_value * std::abs(reference[c]));
+      const double allowed = kFlushed + yardstick.growth * (tolerance_.out_of_rms * yardstick.size +
+                                                            tolerance_.out_of_value * std::abs(reference[c]));
       report_.worst_element = std::max(report_.worst_element, error / allowed);
       if (error > allowed) {
         fail_at(place, fmt::format("out[{}] = {}, but the oracle has {}; off by {:.3g}, {:.3g} allowed", c, value,
@@ -156,11 +157,11 @@ class Comparison {
     const double after_rounding = tolerance_.out_relative_l2 - kUsualRounding;
     const double allowed = std::max(tolerance_.out_relative_l2 * yardstick.growth * yardstick.size,
                                     rounding_rms + after_rounding * yardstick.growth * yardstick.size);
-    if (error_rms > kSmallestNormal + allowed) {
+    if (error_rms > kFlushed + allowed) {
       fail_at(place, fmt::format("out is off by {:.3g} of its size in the L2 norm, {:.3g} allowed",
                                  error_rms / yardstick.size, allowed / yardstick.size));
     }
-    if (yardstick.size <= kSmallestNormal) return;
+    if (yardstick.size <= kFlushed) return;
     const double relative = error_rms / yardstick.size;
     sum_relative_l2_ += relative;
     ++num_rows_;
