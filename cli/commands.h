@@ -14,6 +14,7 @@ void register_decode(CLI::App& app, int& exit_code);
 void register_quantize(CLI::App& app, int& exit_code);  // quantize and dequantize
 void register_verify(CLI::App& app, int& exit_code);
 void register_bench(CLI::App& app, int& exit_code);
+void register_budget(CLI::App& app, int& exit_code);
 void register_info(CLI::App& app, int& exit_code);
 
 }  // namespace chiasma::cli

@@ -28,6 +28,7 @@ int parse_and_run(int argc, char** argv) {
   register_quantize(app, exit_code);
   register_verify(app, exit_code);
   register_bench(app, exit_code);
+  register_budget(app, exit_code);
   register_info(app, exit_code);
   try {
     app.parse(argc, argv);
