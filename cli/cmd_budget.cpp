@@ -49,15 +49,21 @@ Figures measure_ceilings(int device) {
   if (!status.ok()) throw CommandError(kExitUnavailable, status.message());
   return figures;
 }
-double current_sm_mhz() {
-  return ceilings::sm_clock_mhz();
+// The clock while work() runs on the device.
+template <typename Work>
+double sm_mhz_during(Work&& work) {
+  ceilings::ClockMeter meter;
+  meter.start();
+  work();
+  return meter.stop_mhz();
 }
 #else
 // Without CUDA in the build open_device() has failed before.
 Figures measure_ceilings(int /*device*/) {
   throw CommandError(kExitUnavailable, "this build has no CUDA");
 }
-double current_sm_mhz() {
+template <typename Work>
+double sm_mhz_during(Work&& /*work*/) {
   throw CommandError(kExitUnavailable, "this build has no CUDA");
 }
 #endif
@@ -101,14 +107,15 @@ Prepared prepare(harness::Workload& workload, harness::Device& device, const cha
   return prepared;
 }
 
-// The clock while this kernel runs: right behind enough calls for the power limit to act.
-double sm_mhz_behind(harness::Runner& runner, double call_us) {
-  constexpr double kRunUs = 1e5;
-  harness::RunError error;
-  for (double us = 0; us < kRunUs; us += std::max(call_us, 1.0)) {
-    if (!runner.launch(&error)) throw CommandError(kExitUnavailable, error.message);
-  }
-  return current_sm_mhz();
+// The clock while this kernel runs, over enough calls for the power limit to act.
+double sm_mhz_of(harness::Runner& runner, double call_us) {
+  constexpr double kRunUs = 2e5;
+  return sm_mhz_during([&] {
+    harness::RunError error;
+    for (double us = 0; us < kRunUs; us += std::max(call_us, 1.0)) {
+      if (!runner.launch(&error)) throw CommandError(kExitUnavailable, error.message);
+    }
+  });
 }
 
 // In the order of kModels.
@@ -131,7 +138,7 @@ std::vector<KernelTime> time_kernels(const harness::Case& spec, harness::Device&
   std::vector<KernelTime> times;
   for (std::size_t n = 0; n < prepared.size(); ++n) {
     prepared[n].time.loop_us = timings[n].loop;
-    prepared[n].time.sm_mhz = sm_mhz_behind(*runners[n], timings[n].loop.median);
+    prepared[n].time.sm_mhz = sm_mhz_of(*runners[n], timings[n].loop.median);
     times.push_back(prepared[n].time);
   }
   return times;

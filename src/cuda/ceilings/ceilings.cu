@@ -5,13 +5,16 @@
 namespace chiasma::ceilings {
 namespace {
 
-__global__ void clock_probe(BlockTime* times) {
-  constexpr std::uint64_t kClk = 40000;
-  const Stopwatch watch;
-  const long long start = clock64();
-  while (static_cast<std::uint64_t>(clock64() - start) < kClk) {
-  }
-  watch.stop(times);
+constexpr int kMaxSms = 1024;
+constexpr std::size_t kReadingBytes = kMaxSms * sizeof(BlockTime);
+// Enough thread blocks that each multiprocessor gets one.
+constexpr int kClockBlocks = 2048;
+
+// Both counters of every multiprocessor; they run on between kernels.
+__global__ void read_clocks(BlockTime* of_sm) {
+  std::uint32_t sm;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  if (sm < kMaxSms) of_sm[sm] = now();
 }
 
 }  // namespace
@@ -61,14 +64,33 @@ void Recorder::end_event(Figure* figure, double amount, bool counts) {
   if (status_.ok() && counts) figure->samples.push_back(amount / milliseconds * 1e-9);
 }
 
-double sm_clock_mhz() {
-  BlockTime* time = nullptr;
-  BlockTime host{};
-  if (cudaMalloc(&time, sizeof(BlockTime)) != cudaSuccess) return 0;
-  clock_probe<<<1, 32>>>(time);
-  const bool ok = cudaMemcpy(&host, time, sizeof host, cudaMemcpyDeviceToHost) == cudaSuccess && host.ns > 0;
-  cudaFree(time);
-  return ok ? static_cast<double>(host.clk) / static_cast<double>(host.ns) * 1e3 : 0;
+ClockMeter::ClockMeter() {
+  for (void*& reading : readings_) {
+    if (cudaMalloc(&reading, kReadingBytes) != cudaSuccess) reading = nullptr;
+    cudaMemset(reading, 0, kReadingBytes);
+  }
+}
+
+ClockMeter::~ClockMeter() {
+  for (void* reading : readings_) cudaFree(reading);
+}
+
+void ClockMeter::start() {
+  read_clocks<<<kClockBlocks, 1>>>(static_cast<BlockTime*>(readings_[0]));
+}
+
+double ClockMeter::stop_mhz() {
+  read_clocks<<<kClockBlocks, 1>>>(static_cast<BlockTime*>(readings_[1]));
+  std::vector<BlockTime> first(kMaxSms), last(kMaxSms);
+  if (cudaMemcpy(first.data(), readings_[0], kReadingBytes, cudaMemcpyDeviceToHost) != cudaSuccess) return 0;
+  if (cudaMemcpy(last.data(), readings_[1], kReadingBytes, cudaMemcpyDeviceToHost) != cudaSuccess) return 0;
+  double clk = 0, ns = 0;
+  for (int sm = 0; sm < kMaxSms; ++sm) {
+    if (first[sm].ns == 0 || last[sm].ns == 0) continue;
+    clk += static_cast<double>(last[sm].clk - first[sm].clk);
+    ns += static_cast<double>(last[sm].ns - first[sm].ns);
+  }
+  return ns > 0 ? clk / ns * 1e3 : 0;
 }
 
 Status measure(std::int32_t device, std::vector<Figure>* figures) {

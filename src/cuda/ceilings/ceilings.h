@@ -36,8 +36,20 @@ inline const Figure* find(const std::vector<Figure>& figures, std::string_view i
 // less free memory a smaller pool is used and the `what` of those figures says so.
 Status measure(std::int32_t device, std::vector<Figure>* figures);
 
-// SM clock over a few microseconds of work queued behind whatever the default stream holds; 0 on failure. What it runs
-// is short against the time that the hardware takes to change its clock.
-double sm_clock_mhz();
+// Average SM clock over whatever the default stream works on between start() and stop_mhz(). The clock reacts to load
+// within microseconds, so it must be counted during the work, not read behind it.
+class ClockMeter {
+ public:
+  ClockMeter();
+  ~ClockMeter();
+  ClockMeter(const ClockMeter&) = delete;
+  ClockMeter& operator=(const ClockMeter&) = delete;
+
+  void start();
+  double stop_mhz();  // waits for the stream; 0 when something failed
+
+ private:
+  void* readings_[2] = {};
+};
 
 }  // namespace chiasma::ceilings

@@ -16,6 +16,13 @@ struct BlockTime {
   std::uint64_t clk, ns;
 };
 
+__device__ __forceinline__ BlockTime now() {
+  BlockTime time;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(time.clk)::"memory");
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time.ns)::"memory");
+  return time;
+}
+
 // From its construction to stop(), as the whole thread block sees it.
 class Stopwatch {
  public:
@@ -30,12 +37,6 @@ class Stopwatch {
   }
 
  private:
-  __device__ static BlockTime now() {
-    BlockTime time;
-    asm volatile("mov.u64 %0, %%clock64;" : "=l"(time.clk)::"memory");
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time.ns)::"memory");
-    return time;
-  }
   BlockTime start_;
 };
 
@@ -99,12 +100,14 @@ class Recorder {
   // The same for a rate of the whole device by the clock on the wall: work() does `amount` of something.
   template <typename Work>
   void measure_per_second(Figure figure, double amount, Work&& work) {
+    ClockMeter meter;
+    meter.start();
     for (int run = 0; run <= kRuns && status_.ok(); ++run) {
       begin_event();
       work();
       end_event(&figure, amount, run > 0);
     }
-    figure.sm_mhz = sm_clock_mhz();
+    figure.sm_mhz = meter.stop_mhz();
     if (status_.ok()) figures_.push_back(std::move(figure));
   }
 
