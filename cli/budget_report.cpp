@@ -52,12 +52,12 @@ void print_figures(const Figures& figures, int multiprocessors) {
   }
 }
 
-Json to_json(const Figures& figures, int multiprocessors) {
+Json figures_json(const Figures& figures, int multiprocessors) {
   Json list = Json::array();
   for (const ceilings::Figure& figure : figures) {
     const harness::Statistics value = harness::summarize(figure.samples);
     Json entry = {{"id", figure.id},         {"what", figure.what},
-                  {"unit", figure.unit},     {"value", to_json(value)},
+                  {"unit", figure.unit},     {"value", statistics_json(value)},
                   {"sm_mhz", figure.sm_mhz}, {"device_tera_per_s", device_total(figure, multiprocessors)}};
     if (figure.lot > 0) entry["clk"] = {{"of", figure.lot_name}, {"median", figure.lot / value.median}};
     list.push_back(std::move(entry));
@@ -88,7 +88,7 @@ void print_kernel(const Compared& compared) {
       compared.time.sm_mhz);
 }
 
-Json to_json(const Compared& compared) {
+Json kernel_json(const Compared& compared) {
   Json needs = Json::array();
   for (const BudgetLine& line : compared.budget.lines) {
     needs.push_back({{"stage", line.need.stage},
@@ -108,9 +108,9 @@ Json to_json(const Compared& compared) {
           {"measured_clk_per_block", compared.clk},
           {"blocks_per_multiprocessor", compared.blocks},
           {"sm_mhz", compared.time.sm_mhz},
-          {"loop_us", to_json(compared.time.loop_us)},
+          {"loop_us", statistics_json(compared.time.loop_us)},
           {"tflops", compared.tflops},
-          {"error", to_json(compared.time.report)}};
+          {"error", report_json(compared.time.report)}};
 }
 
 }  // namespace chiasma::cli

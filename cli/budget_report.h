@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/budget.h"
-#include "cli/result_json.h"
+#include "cli/result_file.h"
 #include "cuda/ceilings/ceilings.h"
 
 namespace chiasma::cli {
@@ -35,7 +35,7 @@ Compared compare(const KernelTime& time, std::span<const tile::Need> needs, cons
 
 void print_figures(const Figures& figures, int multiprocessors);
 void print_kernel(const Compared& compared);
-Json to_json(const Figures& figures, int multiprocessors);
-Json to_json(const Compared& compared);
+Json figures_json(const Figures& figures, int multiprocessors);
+Json kernel_json(const Compared& compared);
 
 }  // namespace chiasma::cli

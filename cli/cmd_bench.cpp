@@ -86,14 +86,6 @@ Entry prepare(harness::Workload& workload, harness::Device& device, const std::s
   return entry;
 }
 
-Json to_json(const harness::Statistics& statistics) {
-  return {{"median", statistics.median},
-          {"min", statistics.min},
-          {"p10", statistics.p10},
-          {"p90", statistics.p90},
-          {"n", statistics.n}};
-}
-
 Json to_json(const Entry& entry, const harness::Case& spec, double flops) {
   Json json = {{"case", harness::to_line(spec)}, {"kernel", entry.kernel}};
   if (entry.runner == nullptr) {
@@ -102,8 +94,8 @@ Json to_json(const Entry& entry, const harness::Case& spec, double flops) {
   }
   json["plan"] = entry.runner->plan_text();
   json["workspace_bytes"] = entry.runner->workspace_bytes();
-  json["cold_us"] = to_json(entry.timing.cold);
-  json["loop_us"] = to_json(entry.timing.loop);
+  json["cold_us"] = statistics_json(entry.timing.cold);
+  json["loop_us"] = statistics_json(entry.timing.loop);
   json["loop_us"]["calls_per_sample"] = entry.timing.calls_per_loop_sample;
   json["flop"] = flops;
   json["loop_tflops"] = entry.timing.loop.median > 0 ? flops / entry.timing.loop.median * 1e-6 : 0.0;

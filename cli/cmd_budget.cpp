@@ -2,14 +2,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <span>
 
 #include "cli/budget_report.h"
 #include "cli/commands.h"
 #include "cli/device.h"
 #include "cli/error.h"
-#include "cli/output_file.h"
 #include "cli/progress.h"
 #include "cuda/ceilings/ceilings.h"
 #include "cuda/sm90_sparse_fp8/budget.h"
@@ -156,8 +154,7 @@ int count_multiprocessors(const chiasma_device& device) {
 int run_budget(const Options& options) {
   const harness::Case spec = parse_budget_case(options.line);
   if (!options.device.starts_with("cuda")) fail_input("--device {}: must be cuda or cuda:N", options.device);
-  std::optional<OutputFile> file;
-  if (!options.json.empty()) file.emplace(options.json);
+  ResultFile file(options.json);
   const std::unique_ptr<harness::Device> device = open_device(options.device, "");
   Json json = result_head("chiasma budget", *device);
   for (const auto& [key, value] : device->describe()) fmt::print("# {}: {}\n", key, value);
@@ -166,7 +163,7 @@ int run_budget(const Options& options) {
   const int multiprocessors = count_multiprocessors(device->id());
   const Figures figures = measure_ceilings(device->id().index);
   print_figures(figures, multiprocessors);
-  json["ceilings"] = to_json(figures, multiprocessors);
+  json["ceilings"] = figures_json(figures, multiprocessors);
   json["case"] = harness::to_line(spec);
   json["kernels"] = Json::array();
   fmt::print("\n{}\n", harness::to_line(spec));
@@ -174,13 +171,9 @@ int run_budget(const Options& options) {
   for (std::size_t n = 0; n < times.size(); ++n) {
     const Compared compared = compare(times[n], kModels[n].needs, figures, spec, multiprocessors);
     print_kernel(compared);
-    json["kernels"].push_back(to_json(compared));
+    json["kernels"].push_back(kernel_json(compared));
   }
-  if (file) {
-    const std::string text = json.dump(2) + "\n";
-    file->write(std::as_bytes(std::span(text)));
-    file->commit();
-  }
+  file.write(json);
   return kExitOk;
 }
 
@@ -197,13 +190,7 @@ void register_budget(CLI::App& app, int& exit_code) {
       ->type_name("LINE")
       ->capture_default_str();
   command->add_option("--device", options->device, "cuda or cuda:N")->capture_default_str();
-  command->callback([options, &exit_code] {
-    try {
-      exit_code = run_budget(*options);
-    } catch (const OutputError& error) {
-      fail_input("--json: {}", error.what());
-    }
-  });
+  command->callback([options, &exit_code] { exit_code = run_budget(*options); });
 }
 
 }  // namespace chiasma::cli

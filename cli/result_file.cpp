@@ -14,6 +14,14 @@
 
 namespace chiasma::cli {
 
+Json statistics_json(const harness::Statistics& statistics) {
+  return {{"median", statistics.median},
+          {"min", statistics.min},
+          {"p10", statistics.p10},
+          {"p90", statistics.p90},
+          {"n", statistics.n}};
+}
+
 Json report_json(const harness::CheckReport& report) {
   Json json = {{"passed", report.passed},
                {"rows_checked", report.rows_checked},

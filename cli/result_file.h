@@ -1,4 +1,4 @@
-// Result files of bench and verify: JSON that says first which tool, commit and machine it comes from.
+// Result files of bench, budget and verify: JSON that says first which tool, commit and machine it comes from.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,6 +10,7 @@
 #include "cli/output_file.h"
 #include "harness/check.h"
 #include "harness/device.h"
+#include "harness/timing.h"
 
 namespace chiasma::cli {
 
@@ -22,6 +23,7 @@ Json facts_json(const std::vector<std::pair<std::string, Value>>& facts) {
   return json;
 }
 
+Json statistics_json(const harness::Statistics& statistics);
 Json report_json(const harness::CheckReport& report);
 
 // The commit that the program was built from; "unknown" outside a git checkout.
