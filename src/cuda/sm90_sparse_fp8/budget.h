@@ -31,7 +31,7 @@ template <typename Variant>
 constexpr std::array<tile::Need, 13> block_needs() {
   using enum tile::Resource;
   constexpr bool kCrossover = Variant::kClusterSize > 1;
-  constexpr double kOwnRows = kBlockTokens / Variant::kClusterSize;
+  constexpr int kOwnRows = kBlockTokens / Variant::kClusterSize;
   constexpr double kOwnBytes = kTileBytes / Variant::kClusterSize;
   constexpr double kExchanged = kCrossover ? kOwnBytes : 0;
   constexpr double kFlop = 2.0 * kHeadsPerCta * kBlockTokens;
