@@ -16,12 +16,6 @@ __device__ __forceinline__ std::uint32_t bits_of(__half2 value) {
 __device__ __forceinline__ __half2 half2_of(std::uint32_t bits) {
   return *reinterpret_cast<const __half2*>(&bits);
 }
-__device__ __forceinline__ std::uint32_t low_codes(std::uint32_t codes) {
-  return bits_of(ptx::e4m3x2_to_half2(static_cast<std::uint16_t>(codes)));
-}
-__device__ __forceinline__ std::uint32_t high_codes(std::uint32_t codes) {
-  return bits_of(ptx::e4m3x2_to_half2(static_cast<std::uint16_t>(codes >> 16)));
-}
 __device__ __forceinline__ std::uint32_t multiply_half2(std::uint32_t a, std::uint32_t b) {
   return bits_of(__hmul2(half2_of(a), half2_of(b)));
 }
@@ -39,8 +33,7 @@ struct CvtOnly {
   __device__ static void convert(const std::uint32_t (&codes)[4], const Scale&, std::uint32_t (&out)[kWordsPerLoad]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      out[2 * i] = low_codes(codes[i]);
-      out[2 * i + 1] = high_codes(codes[i]);
+      ptx::e4m3x4_to_half2x2(codes[i], out[2 * i], out[2 * i + 1]);
     }
   }
 };
@@ -125,10 +118,8 @@ struct PrmtCvt {
     for (int i = 0; i < 4; i += 2) {
       const std::uint32_t low = __byte_perm(codes[i], codes[i + 1], 0x5140);
       const std::uint32_t high = __byte_perm(codes[i], codes[i + 1], 0x7362);
-      out[2 * i] = low_codes(low);
-      out[2 * i + 1] = high_codes(low);
-      out[2 * i + 2] = low_codes(high);
-      out[2 * i + 3] = high_codes(high);
+      ptx::e4m3x4_to_half2x2(low, out[2 * i], out[2 * i + 1]);
+      ptx::e4m3x4_to_half2x2(high, out[2 * i + 2], out[2 * i + 3]);
     }
   }
 };

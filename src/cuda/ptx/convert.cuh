@@ -14,6 +14,17 @@ __device__ __forceinline__ __half2 e4m3x2_to_half2(std::uint16_t codes) {
   return *reinterpret_cast<const __half2*>(&bits);
 }
 
+// Four e4m3 codes to four f16, the lower two first. Said at once, since hardware reads the upper half of a register as
+// easily as the lower.
+__device__ __forceinline__ void e4m3x4_to_half2x2(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
+  asm("{\n.reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, high;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(codes));
+}
+
 // Round to nearest even; beyond f16's range becomes infinity.
 __device__ __forceinline__ std::uint32_t pack_half2(float low, float high) {
   std::uint32_t bits;
