@@ -1,4 +1,4 @@
-// Number conversions that have an instruction of their own. PTX ISA, "cvt", "ex2".
+// Number conversions that have an instruction of their own. PTX ISA, "cvt", "ex2", "rcp".
 #pragma once
 
 #include <cuda_fp16.h>
@@ -23,6 +23,13 @@ __device__ __forceinline__ void e4m3x4_to_half2x2(std::uint32_t codes, std::uint
       "cvt.rn.f16x2.e4m3x2 %1, high;\n}"
       : "=r"(low), "=r"(high)
       : "r"(codes));
+}
+
+// Reciprocal with 1 ulp, denormals taken for 0.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
 }
 
 // Round to nearest even; beyond f16's range becomes infinity.
