@@ -11,6 +11,7 @@
 #include "cli/progress.h"
 #include "cuda/ceilings/ceilings.h"
 #include "cuda/sm90_sparse_fp8/budget.h"
+#include "cuda/sm90_sparse_fp8_direct/budget.h"
 #include "harness/check.h"
 #include "harness/timing.h"
 
@@ -23,6 +24,7 @@ struct KernelModel {
   std::span<const tile::Need> needs;
 };
 constexpr KernelModel kModels[] = {
+    {"sm90_sparse_fp8_direct", sm90_sparse_fp8_direct::kNeeds},
     {"sm90_sparse_fp8_crossover", sm90_sparse_fp8::kCrossoverNeeds},
     {"sm90_sparse_fp8_baseline", sm90_sparse_fp8::kBaselineNeeds},
 };

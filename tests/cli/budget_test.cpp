@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cuda/sm90_sparse_fp8/budget.h"
+#include "cuda/sm90_sparse_fp8_direct/budget.h"
 
 namespace chiasma::cli {
 namespace {
@@ -82,6 +83,21 @@ TEST(Budget, CrossoverHalvesGatherAndConversionAndAddsTheExchange) {
 TEST(Budget, SharedMemoryOfTheProducts) {
   EXPECT_DOUBLE_EQ(sm90_sparse_fp8::kQkSharedBytes, 36 * 2 * 2048);
   EXPECT_DOUBLE_EQ(sm90_sparse_fp8::kPvSharedBytes, 64 * 512 * 2 + 2 * 64 * 64 * 2);
+}
+
+// The kernel without tiles multiplies the same, converts every row twice (once for K, once for V) and exchanges
+// nothing.
+TEST(Budget, DirectConvertsTwiceAndMultipliesTheSame) {
+  const auto direct = sm90_sparse_fp8_direct::kNeeds;
+  const auto baseline = sm90_sparse_fp8::kBaselineNeeds;
+  for (const Resource resource : {Resource::kMatrix, Resource::kExp2, Resource::kMemory, Resource::kGather}) {
+    EXPECT_DOUBLE_EQ(total_amount(direct, resource), total_amount(baseline, resource));
+  }
+  EXPECT_DOUBLE_EQ(total_amount(direct, Resource::kConvert), 2 * 64 * 512);
+  EXPECT_DOUBLE_EQ(total_amount(direct, Resource::kExchange), 0);
+  // Rows in, K and V out; q 36 times and P 32 times at 2 KB; P in; sums in and out.
+  EXPECT_DOUBLE_EQ(total_amount(direct, Resource::kShared),
+                   64 * (656 + 640 + 512) + (36 + 32) * 2048 + 64 * 64 * 2 + 2 * 64 / 8 * 128 * 8);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/sync.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/ptx/wgmma_register_a.cuh"
 #include "cuda/ptx/wgmma_shapes.cuh"
 #include "cuda/tile/swizzle.h"
 
@@ -45,7 +46,8 @@ struct F16N64Ra {
   static constexpr const char* kId = "f16_n64_ra";
   static constexpr const char* kWhat = "m64n64k16 f16, A in registers";
   __device__ static void issue(float (&d)[kN / 2], const Operands& operands, int panel, int step) {
-    ptx::wgmma_m64n64k16_ra(d, operands.registers[step], operands.b + step_offset(panel, step));
+    ptx::wgmma_register_a<ptx::Operand::f16, ptx::RightLayout::k_major>(d, operands.registers[step],
+                                                                        operands.b + step_offset(panel, step), true);
   }
 };
 struct F16N128 {

@@ -25,8 +25,8 @@ __device__ __forceinline__ void e4m3x4_to_half2x2(std::uint32_t codes, std::uint
       : "r"(codes));
 }
 
-// Reciprocal with 1 ulp, denormals taken for 0.
-__device__ __forceinline__ float reciprocal_approx(float x) {
+// 1 / x with 1 ulp, denormals taken for 0.
+__device__ __forceinline__ float reciprocal_ftz(float x) {
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
@@ -48,6 +48,13 @@ __device__ __forceinline__ std::uint32_t pack_bf162(float low, float high) {
 __device__ __forceinline__ float exp2_approx(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// 1 / x with about 1 ulp.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float result;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 

@@ -6,6 +6,20 @@
 
 namespace chiasma::ptx {
 
+// The lane's number, worked out where it stands: what depends on it is not kept in registers from before.
+__device__ __forceinline__ int lane_id_here() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane)::"memory");
+  return lane;
+}
+
+// Likewise threadIdx.x.
+__device__ __forceinline__ int thread_id_here() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread)::"memory");
+  return thread;
+}
+
 // Barrier `id` (1..15; 0 is __syncthreads) among num_threads threads, whole warps.
 __device__ __forceinline__ void named_barrier_sync(int id, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
@@ -34,6 +48,20 @@ __device__ __forceinline__ bool elect_lane() {
       "selp.u32 %0, 1, 0, p;\n}"
       : "=r"(elected));
   return elected != 0;
+}
+
+// The same, and the answer to whether `vote` was true for any of the threads.
+__device__ __forceinline__ bool named_barrier_any(int id, int num_threads, bool vote) {
+  std::uint32_t any;
+  asm volatile(
+      "{\n.reg .pred vote, any;\n"
+      "setp.ne.u32 vote, %1, 0;\n"
+      "barrier.cta.red.or.pred any, %2, %3, vote;\n"
+      "selp.u32 %0, 1, 0, any;\n}"
+      : "=r"(any)
+      : "r"(static_cast<std::uint32_t>(vote)), "r"(id), "r"(num_threads)
+      : "memory");
+  return any != 0;
 }
 
 // Orders this thread's ordinary shared-memory accesses with those of the tensor cores and the copy engine.

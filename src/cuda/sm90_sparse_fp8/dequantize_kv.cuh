@@ -93,7 +93,7 @@ __device__ __forceinline__ void store_scales(const float4& s, bool valid, const 
   float next = relative_scale(tile == 0 ? s.y : tile == 1 ? s.z : s.w, inverse_unit);
   if (tile == kScaleTiles - 1) next = __uint_as_float((127u + exponents.rope_factor - exponents.unit) << 23);
   const float log2_unit = valid ? static_cast<float>(static_cast<int>(exponents.unit) - 127) : -INFINITY;
-  const std::uint32_t ratio = __float_as_uint(scale * ptx::reciprocal_approx(next));
+  const std::uint32_t ratio = __float_as_uint(scale * ptx::reciprocal_ftz(next));
   const std::uint32_t packed_exponents = __float_as_uint(log2_unit) | exponents.rope_factor << 7;
   static_assert(offsetof(StoredScales, exponents) == kScaleTiles * sizeof(StoredScales::ratio[0]));
   if (tile <= kScaleTiles) {

@@ -1,0 +1,62 @@
+// Plans of the kernels that cut rows of selected entries into blocks of 64 and share them out among groups of thread
+// blocks: the schedule, what it needs of scratch memory, and the merge behind the kernel. Host code.
+#pragma once
+
+#include <cstdint>
+
+#include "api/registry.h"
+#include "cuda/tile/schedule.h"
+
+namespace chiasma {
+
+inline constexpr int kScheduledTokens = 64;  // of a block
+
+// How a kernel is laid out for a number of heads: a group is the thread blocks that share a row.
+struct GroupShape {
+  int blocks_per_group;
+  int heads_per_block;
+  bool is_cluster;
+};
+
+// What every such kernel needs of a problem: a Hopper GPU, a v32 cache, 32-bit counts, strides for 16-byte accesses.
+Status check_split_request(const PlanRequest& request);
+
+tile::Schedule make_schedule(const PlanRequest& request, const GroupShape& shape);
+
+// What a launch hands to such a kernel.
+struct SplitParams {
+  DecodeProblem problem;
+  tile::Schedule schedule;
+  float* part_out;  // [schedule.num_slots(), h_q, 512], normalised
+  float* part_lse;  // [schedule.num_slots(), h_q], natural log; -infinity: the part is empty and its out unwritten
+};
+
+class SplitPlan : public PlannedDecode {
+ public:
+  SplitPlan(const PlanRequest& request, const GroupShape& shape);
+  std::size_t workspace_bytes() const final { return out_bytes() + lse_bytes(); }
+  std::string describe() const final;
+  Status run(const DecodeProblem& problem, void* workspace, void* stream) const final;
+
+ protected:
+  // Queues the kernel on `stream` (a cudaStream_t); the plan's device is current.
+  virtual Status launch(const SplitParams& params, void* stream) const = 0;
+
+  unsigned num_thread_blocks() const {
+    return static_cast<unsigned>(schedule_.num_groups) * static_cast<unsigned>(shape_.blocks_per_group);
+  }
+  int h_q() const { return h_q_; }
+  std::int32_t device() const { return device_; }
+
+ private:
+  std::size_t out_bytes() const;
+  std::size_t lse_bytes() const;
+
+  tile::Schedule schedule_;
+  GroupShape shape_;
+  std::int32_t device_;
+  int h_q_;
+  bool is_empty_;
+};
+
+}  // namespace chiasma
