@@ -1,14 +1,15 @@
 // All shared memory of a thread block, and who waits for whom.
 //
 // clang-format off
-// Barrier      count                           waits          releases                                    first parity
-// kv_full[s]   4 gatherer warps                scorer         copies of 64 rows of 656 bytes              0
-// kv_empty[s]  8 accumulator warps             gatherer       accumulators (the scorer is done before     1 (free at
-//                                                             them)                                       the start)
-// q_full       128 gatherer lanes              scorer         their copies                                  0
-// q_empty      4 scorer warps                  gatherer       scorer, after the piece's last QK           1
-// note_full[t] 4 scorer warps                  accumulators   scorer                                      0
-// note_empty[t] 8 accumulator warps            scorer         accumulators                                1
+// Barrier        count                bytes                 waits         releases                                  first parity
+// kv_full[s]     4 gatherer warps     64 rows of 656        scorer        gatherer, its copies                      0
+// kv_empty[s][w] 8 accumulator warps  -                     gatherer      accumulators, once tokens 16 w to 16 w +  1 (free at
+//                                                           warp w        15 are operands in their registers; the   the start)
+//                                                                         scorer is done with the stage before
+// q_full         128 gatherer lanes   -                     scorer        their copies                              0
+// q_empty        4 scorer warps       -                     gatherer      scorer, after the last QK of a piece      1
+// note_full[t]   4 scorer warps       -                     accumulators  scorer                                    0
+// note_empty[t]  8 accumulator warps  -                     scorer        accumulators                              1
 // clang-format on
 //
 // s = block % kStages, t = note % 2, counted over the life of the thread block. The scorer tells the accumulators what
