@@ -1,4 +1,4 @@
-// Number conversions that have an instruction of their own. PTX ISA, "cvt", "ex2".
+// Number conversions that have an instruction of their own. PTX ISA, "cvt", "ex2", "rcp".
 #pragma once
 
 #include <cuda_fp16.h>
@@ -7,15 +7,8 @@
 
 namespace chiasma::ptx {
 
-// Two e4m3 codes (low byte first) to two f16; exact, NaN codes become NaN.
-__device__ __forceinline__ __half2 e4m3x2_to_half2(std::uint16_t codes) {
-  std::uint32_t bits;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(bits) : "h"(codes));
-  return *reinterpret_cast<const __half2*>(&bits);
-}
-
-// Four e4m3 codes to four f16, the lower two first. Said at once, since hardware reads the upper half of a register as
-// easily as the lower.
+// Four e4m3 codes to four f16, the lowest byte first; exact, NaN codes become NaN. Said at once, since hardware reads
+// the upper half of a register as easily as the lower.
 __device__ __forceinline__ void e4m3x4_to_half2x2(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
   asm("{\n.reg .b16 low, high;\n"
       "mov.b32 {low, high}, %2;\n"
@@ -23,6 +16,13 @@ __device__ __forceinline__ void e4m3x4_to_half2x2(std::uint32_t codes, std::uint
       "cvt.rn.f16x2.e4m3x2 %1, high;\n}"
       : "=r"(low), "=r"(high)
       : "r"(codes));
+}
+
+// Reciprocal with 1 ulp, denormals taken for 0.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
 }
 
 // Round to nearest even; beyond f16's range becomes infinity.

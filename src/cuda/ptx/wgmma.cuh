@@ -27,6 +27,12 @@ __device__ __forceinline__ void wgmma_pin(float (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
+template <int kCount>
+__device__ __forceinline__ void wgmma_pin(std::uint32_t (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
+
 // d [64, 64] (+)= a [64, 16] b [64, 16]^T; a and b are shared-memory descriptors of K-major tiles.
 __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], std::uint64_t a, std::uint64_t b, bool accumulate) {
   asm volatile(

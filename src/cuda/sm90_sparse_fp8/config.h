@@ -19,7 +19,12 @@ inline constexpr int kHeadsPerCta = 64;                                 // M of 
 inline constexpr int kBlockTokens = 64;                                 // N of QK, contraction of PV
 inline constexpr int kKeyPanels = v32::kKeyDim / tile::kPanelColumns;   // 9: eight of codes, one of RoPE
 inline constexpr int kRopePanel = v32::kNopeDim / tile::kPanelColumns;  // 8
+inline constexpr int kScaleTiles = v32::kNumTiles;                      // 4, of 128 columns
+inline constexpr int kPanelsPerScale = kRopePanel / kScaleTiles;        // 2
 inline constexpr int kStages = 2;                                       // key tiles in shared memory
+// A tile is filled and waited for in halves: panels 0 to 3 with the scales, then 4 to 7 with RoPE.
+inline constexpr int kHalves = 2;
+inline constexpr int kHalfPanels = kRopePanel / kHalves;
 
 inline constexpr int kWarpThreads = 32;
 inline constexpr int kWarpgroupThreads = 128;
@@ -30,13 +35,14 @@ inline constexpr int kProducerWarps = 2 * kWarpsPerWarpgroup;  // two a schedule
 inline constexpr int kThreads = kMathThreads + kProducerWarps * kWarpThreads;
 inline constexpr int kColumnsPerWarpgroup = kValueDim / kMathWarpgroups;
 
+// Named barriers: of all math threads, and of each math warpgroup.
+inline constexpr int kMathBarrier = 1;
+inline constexpr int kOwnerBarrier = 2;
+
 // The producers work in steps of 32 rows, four a warp.
 inline constexpr int kStepRows = 32;
 inline constexpr int kRowsPerWarp = kStepRows / kProducerWarps;
 static_assert(2 * kRowsPerWarp == tile::kAtomRows, "a warp's rows are half of a swizzle atom");
-// With crossover a warp's rows leave for the peer two at a time, so that the copy of the first overlaps the conversion
-// of the others.
-inline constexpr int kRowsPerSend = 2;
 
 // Registers: what a block gets at launch is shared out anew between the roles.
 inline constexpr int kLaunchRegisters = 128;
@@ -45,15 +51,18 @@ inline constexpr int kProducerRegisters = 56;
 static_assert(kMathRegisters * kMathThreads + kProducerRegisters * kProducerWarps * kWarpThreads <=
               kLaunchRegisters * kThreads);
 
-// f16 operands have 5 exponent bits, the cache's numbers have 8. A token's values are divided by a power of two, its
-// factor, that brings its largest scale to [2^5, 2^6) (codes reach 448, so values stay below 28,672) and its RoPE
-// values below 2^15; a head's query likewise to [2^14, 2^15). Factors come back in float32: into the score, and into P.
-inline constexpr int kScaleTargetExponent = 5;
+// Exponents. f16 operands have 5 exponent bits, the cache's numbers have 8, so that powers of two are taken out and
+// come back in float32: of a token's scales so that the largest lies in [1, 2); of its RoPE values so that they stay
+// below 2^kRopeTargetExponent+1, by at least 2^-kRopeUnitExponent of what was taken out of the scales; of a head's
+// query so that its largest value lies in [2^7, 2^8).
 inline constexpr int kRopeTargetExponent = 14;
-inline constexpr int kQueryTargetExponent = 14;
+inline constexpr int kRopeUnitExponent = 5;
+inline constexpr int kQueryTargetExponent = 7;
 
-// The softmax reference of a head is raised only when a score exceeds it by 2^kLazyRaiseLog2, so that accumulators are
-// seldom rescaled. P then reaches 2^kLazyRaiseLog2, far inside f16.
+// A head's reference is raised only when a weight exceeds it by 2^(kWeightTargetLog2 + kLazyRaiseLog2), and then so far
+// that the largest weight becomes 2^kWeightTargetLog2: accumulators are seldom rescaled, and small weights keep clear
+// of f16's denormals. The largest f16 weight is 2^14.
+inline constexpr float kWeightTargetLog2 = 5.0f;
 inline constexpr float kLazyRaiseLog2 = 8.0f;
 
 }  // namespace chiasma::sm90_sparse_fp8

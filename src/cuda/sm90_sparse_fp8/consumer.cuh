@@ -8,6 +8,14 @@
 
 namespace chiasma::sm90_sparse_fp8 {
 
+// Keeps the compiler from putting off a sum, which would hold all its terms in registers while P needs those: the store
+// never happens, since no sum of weights is negative, but whether it does must be known here.
+__device__ __forceinline__ void complete_here(float sum, void* where) {
+  asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0;}" ::"f"(sum),
+               "r"(ptx::shared_address(where))
+               : "memory");
+}
+
 template <typename Variant>
 class Consumer {
  public:
@@ -20,23 +28,32 @@ class Consumer {
 
   __device__ void run() {
     if (threadIdx.x == 0) smem_.work_cursor = {params_.schedule.first_unit(smem_.group)};
-    for (std::uint32_t piece = 0;; ++piece) {
-      const std::uint32_t slot = piece % 2;
-      if (threadIdx.x == 0) {
-        smem_.has_work[slot] = next_work(params_, smem_.group, smem_.work_cursor, &smem_.work[slot]);
-      }
-      // Everybody knows the work, and is done with the last piece's query and sums.
-      ptx::named_barrier_sync(kMathBarrier, kMathThreads);
-      if (!smem_.has_work[slot]) return;
-      const Work& work = smem_.work[slot];
-      load_query(work);
-      accumulate_piece(work.end_block - work.piece.first_block);
+    std::uint32_t slot = 0;
+    while (next_piece(slot)) {
+      load_query(smem_.work[slot]);
+      accumulate_piece(slot);
       exchange_sums();
-      store_out(output_, params_, smem_, state_, work, smem_.first_head, warpgroup_, warp_, lane_);
+      // Read back: the loop over the blocks needs all registers.
+      slot = progress().slot;
+      store_out(output_, params_, smem_, state_, smem_.work[slot], smem_.first_head, warpgroup_, warp_, lane_);
+      slot ^= 1;
     }
   }
 
  private:
+  static constexpr bool kCrossover = Variant::kClusterSize > 1;
+
+  // Everybody knows the work, and is done with the last piece's query and sums.
+  __device__ bool next_piece(std::uint32_t slot) {
+    if (threadIdx.x == 0) {
+      smem_.has_work[slot] = next_work(params_, smem_.group, smem_.work_cursor, &smem_.work[slot]);
+    }
+    ptx::named_barrier_sync(kMathBarrier, kMathThreads);
+    return smem_.has_work[slot];
+  }
+
+  __device__ volatile PieceProgress& progress() { return smem_.progress[warpgroup_]; }
+
   __device__ void load_query(const Work& work) {
     load_q(params_.problem, smem_, work, smem_.first_head, warpgroup_ * kWarpsPerWarpgroup + warp_, lane_);
     ptx::fence_proxy_async();
@@ -49,54 +66,85 @@ class Consumer {
     }
   }
 
-  // Blocks alternate between the warpgroups. While one scores and softmaxes its block, the other multiplies.
-  __device__ void accumulate_piece(std::int32_t num_blocks) {
-    const std::uint32_t end = block_ + (num_blocks > 0 ? num_blocks : 0);
-    for (; block_ < end; ++block_) {
-      if (block_ % kMathWarpgroups == static_cast<std::uint32_t>(warpgroup_)) {
-        own_block();
-      } else {
+  // Blocks alternate between the warpgroups. While one softmaxes its block, the other scores the first half of the next
+  // one's columns, if they are there already, and multiplies the former's as soon as its P is there.
+  __device__ void accumulate_piece(std::uint32_t slot) {
+    const Work& work = smem_.work[slot];
+    if (threadIdx.x % kWarpgroupThreads == 0) {
+      progress().end_block = block_ + max(work.end_block - work.piece.first_block, 0);
+      progress().slot = slot;
+    }
+    ptx::named_barrier_sync(kOwnerBarrier + warpgroup_, kWarpgroupThreads);
+    while (block_ < progress().end_block) {
+      bool peer_waits = block_ % kMathWarpgroups != static_cast<std::uint32_t>(warpgroup_);
+      if (peer_waits) ++block_;
+      const bool has_own = block_ < progress().end_block;
+      if (peer_waits && (!has_own || p_comes_first())) {
         peer_block();
+        peer_waits = false;
       }
+      if (!has_own) return;
+      own_block(peer_waits);
+      ++block_;
     }
   }
 
-  __device__ void own_block() {
+  // The block before the own one is the other warpgroup's. Which is ready first: its P, or the tile of the own block?
+  // Whole warpgroups must do the same, so that they vote.
+  __device__ bool p_comes_first() {
+    const std::uint32_t peer = block_ - 1;
+    while (true) {
+      const bool p_ready = ptx::mbarrier_test(ptx::shared_address(&smem_.p_full[peer % kStages]), parity_of(peer));
+      if (ptx::named_barrier_all(kOwnerBarrier + warpgroup_, kWarpgroupThreads, p_ready)) return true;
+      const bool kv_ready =
+          ptx::mbarrier_test(ptx::shared_address(&smem_.kv_full[block_ % kStages][0]), parity_of(block_));
+      if (ptx::named_barrier_all(kOwnerBarrier + warpgroup_, kWarpgroupThreads, kv_ready)) return false;
+    }
+  }
+
+  // peer_waits: the block before is still to be multiplied here. That happens between the halves of this one's scores.
+  __device__ void own_block(bool peer_waits) {
     const std::uint32_t stage = block_ % kStages;
-    const std::uint32_t parity = block_ / kStages % 2;
     ScoreTile scores;
-    ptx::mbarrier_wait(ptx::shared_address(&smem_.kv_full[stage]), parity);
-    // SYNC: the rows were written by ordinary stores and are read by the tensor cores.
-    ptx::fence_proxy_async();
-    score_qk(scores, smem_, stage);
+    score_first_half(scores, smem_, stage, parity_of(block_), lane_);
+    if (peer_waits) peer_block();
+    score_second_half(scores, smem_, stage, parity_of(block_), warpgroup_, warp_, lane_);
+    const float scale[2] = {head_scale(smem_, params_.problem.sm_scale, head_row()),
+                            head_scale(smem_, params_.problem.sm_scale, head_row() + 8)};
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(scores);
-
-    Probabilities probabilities;
-    const Rescale rescale = softmax_step(scores, state_, probabilities, smem_, stage, warp_, lane_);
-    publish_p(probabilities, state_, smem_, stage, warp_, lane_);
+    float most[2];
+    weigh_scores(scores, most, smem_.tokens[stage], scale, lane_);
+    apply(raise_reference(state_, most), output_);
+    Exponentials exponentials;
+    exponentiate(exponentials, scores, state_, smem_.tokens[stage], lane_);
+    complete_here(state_.sum[0], smem_.p);
+    complete_here(state_.sum[1], smem_.p);
+    Probabilities probabilities[kOutputTiles];
+    publish_p(probabilities, exponentials, state_, smem_, stage, warp_, lane_);
     ptx::fence_proxy_async();
     __syncwarp();
     if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.p_full[stage]));
-
-    apply(rescale, output_);
     accumulate_own_p(output_, probabilities, smem_, stage, warpgroup_);
     wait_for_pv(output_);
     release(stage);
   }
 
   __device__ void peer_block() {
-    const std::uint32_t stage = block_ % kStages;
-    const std::uint32_t parity = block_ / kStages % 2;
-    ptx::mbarrier_wait(ptx::shared_address(&smem_.p_full[stage]), parity);
-    const int row = warp_ * 16 + lane_ / 4;
-    const float reference[2] = {smem_.reference[stage][row], smem_.reference[stage][row + 8]};
-    const Rescale rescale = move_reference(state_, reference, smem_.factor_reference[stage]);
-    ptx::fence_proxy_async();
-    apply(rescale, output_);
-    accumulate_peer_p(output_, smem_, stage, warpgroup_);
+    const std::uint32_t peer = block_ - 1;
+    ptx::mbarrier_wait(ptx::shared_address(&smem_.p_full[peer % kStages]), parity_of(peer));
+    const float reference[2] = {smem_.reference[head_row()], smem_.reference[head_row() + 8]};
+    apply(move_reference(state_, reference), output_);
+    accumulate_peer_p(output_, smem_, peer % kStages, warpgroup_);
     wait_for_pv(output_);
-    release(stage);
+    release(peer % kStages);
+  }
+
+  __device__ static std::uint32_t parity_of(std::uint32_t block) {
+    return block / kStages % 2;
+  }
+  __device__ int head_row() const {
+    return warp_ * 16 + lane_ / 4;
   }
 
   // This warp reads the stage no more, in every block that fills it.
@@ -104,19 +152,21 @@ class Consumer {
     if (lane_ != 0) return;
     const std::uint32_t kv_empty = ptx::shared_address(&smem_.kv_empty[stage]);
     ptx::mbarrier_arrive(kv_empty);
-    if constexpr (Variant::kClusterSize > 1) {
+    if constexpr (kCrossover) {
       ptx::mbarrier_arrive_cluster(ptx::map_to_peer(kv_empty, ptx::cluster_block_rank() ^ 1u));
     }
   }
 
   // Each warpgroup summed the blocks it owned; both need the whole.
   __device__ void exchange_sums() {
+    // P is read no more.
+    ptx::named_barrier_sync(kMathBarrier, kMathThreads);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float sum = state_.sum[r];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      if (lane_ % 4 == 0) smem_.row_sum[warpgroup_][warp_ * 16 + lane_ / 4 + 8 * r] = sum;
+      if (lane_ % 4 == 0) row_sum(smem_, warpgroup_, head_row() + 8 * r) = sum;
     }
     ptx::named_barrier_sync(kMathBarrier, kMathThreads);
   }

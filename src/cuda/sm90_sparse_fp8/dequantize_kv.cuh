@@ -1,7 +1,5 @@
-// Stage dequantize_kv: gathered rows to a f16 tile in shared memory.
-//
-// value = code * scale / factor, rounded once: the scale is split into a leading f16 part and the remainder, so that
-// code * high + code * low in f16 fused arithmetic equals the exact float32 scale's product rounded to f16.
+// Stage dequantize_kv: gathered rows to an f16 tile in shared memory, and their scales beside it. Codes become f16 as
+// they are, which is exact; RoPE values are divided by a power of two.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -17,8 +15,8 @@ namespace chiasma::sm90_sparse_fp8 {
 
 // Where a warp's four rows go: half an atom of every panel of a stage.
 struct TileTarget {
-  std::uint32_t rows;     // shared address of the warp's first row in the stage's first panel
-  std::uint32_t weights;  // shared address of the warp's first token weight
+  std::uint32_t rows;    // shared address of the warp's first row in the stage's first panel
+  std::uint32_t scales;  // shared address of the rows' scales
 };
 
 __device__ __forceinline__ void store_chunk(std::uint32_t address, uint4 value) {
@@ -26,113 +24,146 @@ __device__ __forceinline__ void store_chunk(std::uint32_t address, uint4 value) 
                "r"(value.w)
                : "memory");
 }
-
-__device__ __forceinline__ void store_weight(std::uint32_t address, TokenWeight weight) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(weight.factor), "f"(weight.bias) : "memory");
+__device__ __forceinline__ void store_word(std::uint32_t address, std::uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
-// What the conversion of a row needs.
-struct RowScaling {
-  __half2 scale;              // lane l: (leading part, remainder) of scale / factor of row l / 4 % 4, tile l % 4
-  std::uint32_t exponent;     // lane l: biased float32 exponent of the factor of row l / 4 % 4
-  float inverse_rope_factor;  // lane l: 1 / factor of row l / 8
+// Powers of two taken out of a lane's row, as biased float32 exponents.
+struct RowExponents {
+  std::uint32_t unit;         // of the largest scale
+  std::uint32_t rope_factor;  // at least unit - kRopeUnitExponent
 };
 
-// Clamped so that the factor and its inverse are normal numbers.
-__device__ __forceinline__ std::uint32_t clamp_exponent(int exponent) {
-  return static_cast<std::uint32_t>(min(max(exponent, 12), 242));
+// Scales and their inverses are normal numbers within these bounds.
+inline constexpr std::uint32_t kLeastUnitExponent = 31;
+inline constexpr std::uint32_t kMostUnitExponent = 253;
+// Of rope_factor over unit, so that their quotient is a normal number.
+inline constexpr std::uint32_t kMostExponentDistance = 100;
+
+inline constexpr std::uint32_t kInfinityBits = 0x7f800000u;
+
+__device__ __forceinline__ std::uint32_t magnitude_bits(float value) {
+  return __float_as_uint(value) & 0x7fffffffu;
+}
+__device__ __forceinline__ std::uint32_t largest_scale_bits(const float4& scales) {
+  return max(max(magnitude_bits(scales.x), magnitude_bits(scales.y)),
+             max(magnitude_bits(scales.z), magnitude_bits(scales.w)));
 }
 
-__device__ __forceinline__ RowScaling scale_rows(const GatheredRows& rows, int lane) {
-  std::uint32_t most = __float_as_uint(rows.scale) & 0x7fffffffu;
-  most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
-  most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
-  RowScaling scaling;
-  scaling.exponent = clamp_exponent(static_cast<int>(most >> 23) - kScaleTargetExponent);
-  std::uint32_t rope_exponent = __shfl_sync(0xffffffffu, scaling.exponent, lane / 8 * 4);
-  const std::uint32_t rope_needs = tile::larger_half(tile::packed_magnitude(rows.rope)) >> 7;
-  if (__any_sync(0xffffffffu, rope_needs > rope_exponent + kRopeTargetExponent)) {
-    // Seldom: RoPE values beyond the reach of the scales. The row's factor then follows them.
-    std::uint32_t row_needs = rope_needs;
+// Whether all scales of the warp's rows are finite numbers. Others go into the codes.
+__device__ __forceinline__ bool all_finite(const GatheredRows& rows) {
+  return __all_sync(0xffffffffu, largest_scale_bits(rows.scales) < kInfinityBits);
+}
+
+// Seldom: RoPE values beyond the reach of the scales.
+__device__ __noinline__ RowExponents reach_rope(RowExponents exponents, std::uint32_t rope_needs) {
 #pragma unroll
-    for (int step = 1; step < 8; step *= 2) row_needs = max(row_needs, __shfl_xor_sync(0xffffffffu, row_needs, step));
-    row_needs = __shfl_sync(0xffffffffu, row_needs, lane / 4 % kRowsPerWarp * 8);
-    scaling.exponent = max(scaling.exponent, clamp_exponent(static_cast<int>(row_needs) - kRopeTargetExponent));
-    rope_exponent = __shfl_sync(0xffffffffu, scaling.exponent, lane / 8 * 4);
+  for (int step = 1; step < kLanesPerRow; step *= 2) {
+    rope_needs = max(rope_needs, __shfl_xor_sync(0xffffffffu, rope_needs, step));
   }
-  scaling.inverse_rope_factor = __uint_as_float((254u - rope_exponent) << 23);
-  const float scale = rows.scale * __uint_as_float((254u - scaling.exponent) << 23);
-  const __half high = __float2half_rn(scale);
-  // An infinite scale has no remainder; infinity minus itself would turn its finite products into NaN.
-  const __half low = __hisinf(high) ? __half(0.0f) : __float2half_rn(scale - __half2float(high));
-  scaling.scale = __halves2half2(high, low);
-  return scaling;
+  exponents.rope_factor = max(exponents.rope_factor + kRopeTargetExponent, rope_needs) - kRopeTargetExponent;
+  exponents.unit = max(exponents.unit + kMostExponentDistance, exponents.rope_factor) - kMostExponentDistance;
+  return exponents;
 }
 
-__device__ __forceinline__ std::uint32_t scaled_half2(std::uint32_t codes, __half2 high, __half2 low) {
-  const __half2 exact = ptx::e4m3x2_to_half2(static_cast<std::uint16_t>(codes));
-  const __half2 value = __hfma2(exact, high, __hmul2(exact, low));
-  return *reinterpret_cast<const std::uint32_t*>(&value);
+__device__ __forceinline__ RowExponents find_exponents(const float4& finite_scales, const uint4& rope) {
+  RowExponents exponents;
+  exponents.unit = min(max(largest_scale_bits(finite_scales) >> 23, kLeastUnitExponent), kMostUnitExponent);
+  exponents.rope_factor = exponents.unit - kRopeUnitExponent;
+  const std::uint32_t rope_needs = tile::larger_half(tile::packed_magnitude(rope)) >> 7;
+  if (__any_sync(0xffffffffu, rope_needs > exponents.rope_factor + kRopeTargetExponent)) {
+    exponents = reach_rope(exponents, rope_needs);
+  }
+  return exponents;
 }
 
-__device__ __forceinline__ uint4 scaled_chunk(std::uint32_t codes0, std::uint32_t codes1, __half2 high, __half2 low) {
-  return make_uint4(scaled_half2(codes0, high, low), scaled_half2(codes0 >> 16, high, low),
-                    scaled_half2(codes1, high, low), scaled_half2(codes1 >> 16, high, low));
+// A scale over the row's unit. A ratio needs two numbers of not too different size; 2^-50 of the largest is nothing.
+__device__ __forceinline__ float relative_scale(float scale, float inverse_unit) {
+  const float relative = scale * inverse_unit;
+  return copysignf(fmaxf(fabsf(relative), 0x1p-50f), relative);
 }
 
-// Lane l's 16 codes are chunks 2 (l % 4) and 2 (l % 4) + 1 of panel l / 4. Lanes of odd panels store their second chunk
-// first, so that the eight lanes of a store phase meet eight different bank groups.
-__device__ __forceinline__ bool stores_second_first(int lane) {
-  return (lane / 4 & 1) != 0;
+// Writes StoredScales: the ratios by the first lanes of a row, the exponents by the next.
+__device__ __forceinline__ void store_scales(const float4& s, bool valid, const RowExponents& exponents,
+                                             const TileTarget& target, int lane) {
+  const int row = lane / kLanesPerRow;
+  const int tile = lane % kLanesPerRow;
+  const float inverse_unit = __uint_as_float((254u - exponents.unit) << 23);
+  const float scale = relative_scale(tile < 2 ? (tile == 0 ? s.x : s.y) : (tile == 2 ? s.z : s.w), inverse_unit);
+  float next = relative_scale(tile == 0 ? s.y : tile == 1 ? s.z : s.w, inverse_unit);
+  if (tile == kScaleTiles - 1) next = __uint_as_float((127u + exponents.rope_factor - exponents.unit) << 23);
+  const float log2_unit = valid ? static_cast<float>(static_cast<int>(exponents.unit) - 127) : -INFINITY;
+  const std::uint32_t ratio = __float_as_uint(scale * ptx::reciprocal_approx(next));
+  const std::uint32_t packed_exponents = __float_as_uint(log2_unit) | exponents.rope_factor << 7;
+  static_assert(offsetof(StoredScales, exponents) == kScaleTiles * sizeof(StoredScales::ratio[0]));
+  if (tile <= kScaleTiles) {
+    store_word(target.scales + (tile * kGroupTokens + row) * sizeof(float),
+               tile < kScaleTiles ? ratio : packed_exponents);
+  }
 }
 
-// Address of the chunk that a lane stores first, for the warp's row 0. The swizzle is an exclusive or of the chunk's
-// bits with the row's number, and panels are aligned, so that row i is `^ i * 16` and `+ i * 128` away.
-__device__ __forceinline__ std::uint32_t first_chunk_address(const TileTarget& target, int first_row_in_atom,
-                                                             int lane) {
-  const std::uint32_t chunk = lane % 4 * 2 + (stores_second_first(lane) ? 1 : 0);
-  return target.rows + lane / 4 * kPanelBytes + (chunk ^ first_row_in_atom) * tile::kChunkBytes;
-}
-
-__device__ __forceinline__ void dequantize_codes(const uint4& codes, const RowScaling& scaling,
-                                                 std::uint32_t first_chunk, int index, int lane) {
-  const __half2 scale = __shfl_sync(0xffffffffu, scaling.scale, index * 4 + lane / 8);
-  const __half2 high = __low2half2(scale);
-  const __half2 low = __high2half2(scale);
-  const bool swap = stores_second_first(lane);
-  const std::uint32_t address = first_chunk ^ (index * tile::kChunkBytes);
-  const int row_offset = index * tile::kPanelRowBytes;
-  store_chunk(address + row_offset, scaled_chunk(swap ? codes.z : codes.x, swap ? codes.w : codes.y, high, low));
-  store_chunk((address ^ tile::kChunkBytes) + row_offset,
-              scaled_chunk(swap ? codes.x : codes.z, swap ? codes.y : codes.w, high, low));
-}
-
-__device__ __forceinline__ void dequantize_rope(const GatheredRows& rows, const RowScaling& scaling,
+__device__ __forceinline__ void dequantize_rope(const uint4& rope, const RowExponents& exponents,
                                                 const TileTarget& target, int first_row_in_atom, int lane) {
-  const int row = lane / 8;
-  const std::uint32_t chunk = lane % 8 ^ (first_row_in_atom + row);
+  const int row = lane / kLanesPerRow;
+  const int chunk = lane % kLanesPerRow ^ (first_row_in_atom + row);
   store_chunk(target.rows + kRopePanel * kPanelBytes + row * tile::kPanelRowBytes + chunk * tile::kChunkBytes,
-              tile::scaled_half8(rows.rope, scaling.inverse_rope_factor));
-  if (lane % 4 == 0 && lane < 4 * kRowsPerWarp) {
-    const TokenWeight weight =
-        rows.valid ? TokenWeight{__uint_as_float(scaling.exponent << 23), 0.0f} : TokenWeight{0.0f, -INFINITY};
-    store_weight(target.weights + lane / 4 * sizeof(TokenWeight), weight);
+              tile::scaled_half8(rope, __uint_as_float((254u - exponents.rope_factor) << 23)));
+}
+
+// Seldom: scales that are no finite numbers go into the codes. They are replaced by the largest other's power of two;
+// the result has two bits a tile, 0 for a finite scale, else which of these it was.
+__device__ __forceinline__ std::uint32_t take_out_spoilt(float4& scales) {
+  float* const each[kScaleTiles] = {&scales.x, &scales.y, &scales.z, &scales.w};
+  std::uint32_t most = kLeastUnitExponent << 23;
+#pragma unroll
+  for (const float* scale : each)
+    most = max(most, magnitude_bits(*scale) < kInfinityBits ? magnitude_bits(*scale) : 0u);
+  std::uint32_t kinds = 0;
+#pragma unroll
+  for (int tile = 0; tile < kScaleTiles; ++tile) {
+    float& scale = *each[tile];
+    if (magnitude_bits(scale) < kInfinityBits) continue;
+    kinds |= (isnan(scale) ? 3u : scale > 0.0f ? 1u : 2u) << (2 * tile);
+    scale = __uint_as_float(most & kInfinityBits);
+  }
+  return kinds;
+}
+
+// Address of a lane's chunk l % 8 of panel l / 8 of a half, for the warp's row 0. The swizzle is an exclusive or of the
+// chunk's bits with the row's number, and panels are aligned, so that row i is `^ i * 16` and `+ i * 128` away.
+__device__ __forceinline__ std::uint32_t chunk_address(const TileTarget& target, int half, int first_row_in_atom,
+                                                       int lane) {
+  return target.rows + (half * kHalfPanels + lane / 8) * kPanelBytes +
+         (lane % 8 ^ first_row_in_atom) * tile::kChunkBytes;
+}
+__device__ __forceinline__ std::uint32_t row_of_chunk(std::uint32_t first_chunk, int row) {
+  return (first_chunk ^ (row * tile::kChunkBytes)) + row * tile::kPanelRowBytes;
+}
+
+// Multiplies what a lane has just stored by what take_out_spoilt() took out.
+__device__ __noinline__ void spoil_half(std::uint32_t kinds, std::uint32_t first_chunk, int half, int lane) {
+  const int tile = half * (kScaleTiles / kHalves) + lane / (kWarpThreads / 2);
+  for (int row = 0; row < kRowsPerWarp; ++row) {
+    const std::uint32_t kind = __shfl_sync(0xffffffffu, kinds, row * kLanesPerRow) >> (tile * 2) & 3u;
+    if (kind == 0) continue;
+    const __half2 factor = __float2half2_rn(kind == 3 ? NAN : kind == 1 ? INFINITY : -INFINITY);
+    auto* values = static_cast<__half2*>(__cvta_shared_to_generic(row_of_chunk(first_chunk, row)));
+    for (int i = 0; i < tile::kChunkColumns / 2; ++i) values[i] = __hmul2(values[i], factor);
   }
 }
 
-// after_rows(first): called when rows [first, first + kRowsPerSend) of the warp lie in shared memory; RoPE values and
-// weights of all rows lie there before.
-template <typename AfterRows>
-__device__ __forceinline__ void dequantize_rows(const GatheredRows& rows, const TileTarget& target,
-                                                int first_row_in_atom, int lane, AfterRows&& after_rows) {
-  const RowScaling scaling = scale_rows(rows, lane);
-  dequantize_rope(rows, scaling, target, first_row_in_atom, lane);
-  const std::uint32_t first_chunk = first_chunk_address(target, first_row_in_atom, lane);
+template <int kHalf>
+__device__ __forceinline__ void dequantize_half(const GatheredRows& rows, std::uint32_t spoilt,
+                                                const TileTarget& target, int first_row_in_atom, int lane) {
+  const std::uint32_t first_chunk = chunk_address(target, kHalf, first_row_in_atom, lane);
 #pragma unroll
-  for (int index = 0; index < kRowsPerWarp; ++index) {
-    dequantize_codes(rows.codes[index], scaling, first_chunk, index, lane);
-    if (index % kRowsPerSend == kRowsPerSend - 1) after_rows(index - (kRowsPerSend - 1));
+  for (int row = 0; row < kRowsPerWarp; ++row) {
+    uint4 chunk;
+    ptx::e4m3x4_to_half2x2(rows.codes[row][kHalf].x, chunk.x, chunk.y);
+    ptx::e4m3x4_to_half2x2(rows.codes[row][kHalf].y, chunk.z, chunk.w);
+    store_chunk(row_of_chunk(first_chunk, row), chunk);
   }
+  if (__any_sync(0xffffffffu, spoilt != 0)) spoil_half(spoilt, first_chunk, kHalf, lane);
 }
 
 }  // namespace chiasma::sm90_sparse_fp8

@@ -7,12 +7,16 @@
 
 namespace chiasma::sm90_sparse_fp8 {
 
-// Four rows of a warp.
+// Four rows of a warp. Eight lanes see to a row's scales and RoPE values, so that none has to ask another, but all of
+// them to its codes: 64 scattered bytes would touch three sectors of 32, 256 in a row only nine.
+inline constexpr int kLanesPerRow = kWarpThreads / kRowsPerWarp;
+static_assert(kLanesPerRow * tile::kChunkColumns == tile::kPanelColumns);
+
 struct GatheredRows {
-  uint4 codes[kRowsPerWarp];  // lane l: codes [16 l, 16 l + 16) of each row
-  float scale;                // lane l: of row l / 4 % 4, tile l % 4
-  uint4 rope;                 // lane l: RoPE values [8 (l % 8), + 8) of row l / 8
-  bool valid;                 // lane l: whether row l / 4 % 4 exists
+  uint2 codes[kRowsPerWarp][kHalves];  // of each row, those of panel l / 8 of each half, [8 (l % 8), + 8)
+  float4 scales;                       // of row l / 8
+  uint4 rope;                          // of row l / 8, values [8 (l % 8), + 8)
+  bool valid;                          // whether row l / 8 exists
 };
 
 // The index rows of all pieces of a group, as one sequence of steps. advance() leads to the first step, too.
@@ -69,48 +73,42 @@ __device__ __forceinline__ uint4 load_16_bytes(const std::byte* address) {
                : "l"(address));
   return value;
 }
-__device__ __forceinline__ float load_float(const std::byte* address) {
-  float value;
-  asm volatile("ld.global.nc.L1::no_allocate.f32 %0, [%1];" : "=f"(value) : "l"(address));
+__device__ __forceinline__ uint2 load_8_bytes(const std::byte* address) {
+  uint2 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
   return value;
 }
 
-// Where each row of a step lies; lane l knows row l % 4.
-struct RowAddresses {
-  const std::byte* own;
-
-  __device__ static RowAddresses resolve(const KvPool& kv, std::int32_t slot) {
-    RowAddresses result;
-    const bool valid = slot >= 0 && slot < kv.num_slots();
-    const std::uint32_t page_size = static_cast<std::uint32_t>(kv.page_size);
-    const std::uint32_t page = static_cast<std::uint32_t>(slot) / page_size;
-    const std::uint32_t offset = static_cast<std::uint32_t>(slot) - page * page_size;
-    result.own = valid ? kv.data + page * kv.page_stride_bytes + std::int64_t{offset} * v32::kRowBytes
-                       : reinterpret_cast<const std::byte*>(zero_row);
-    return result;
-  }
-  __device__ const std::byte* row(int index) const {
-    return reinterpret_cast<const std::byte*>(
-        __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(own), index));
-  }
-};
-
-// Brings the rows into L2 while nobody waits for them. A row touches up to seven lines of 128 bytes; eight lanes see to
-// it.
-__device__ __forceinline__ void prefetch_rows(const RowAddresses& addresses, int lane) {
-  const int offset = min(lane % 8 * 128, v32::kRowBytes - 1);
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(addresses.row(lane / 8) + offset));
+// Where a lane's row lies.
+__device__ __forceinline__ const std::byte* row_address(const Params& params, std::int32_t slot) {
+  const auto n = static_cast<std::uint32_t>(slot);
+  if (n >= params.slots.num_slots) return reinterpret_cast<const std::byte*>(zero_row);
+  const std::uint32_t page = params.slots.page_divider.divide(n);
+  const std::uint32_t offset = n - page * params.slots.page_size;
+  const KvPool& kv = params.problem.kv;
+  return kv.data + page * kv.page_stride_bytes + std::int64_t{offset} * v32::kRowBytes;
 }
 
-__device__ __forceinline__ void gather_rows(GatheredRows& rows, const RowAddresses& addresses, int lane) {
-  const int row = lane / 4 % kRowsPerWarp;
-  const std::byte* scale_row = addresses.row(row);
-  rows.valid = scale_row != reinterpret_cast<const std::byte*>(zero_row);
-  rows.scale = load_float(scale_row + v32::kScalesOffset + lane % 4 * v32::kScaleBytes);
-  rows.rope = load_16_bytes(addresses.row(lane / 8) + v32::kRopeOffset + lane % 8 * 16);
+// Brings a row into L2 while nobody waits for it. It touches up to seven lines of 128 bytes; its eight lanes see to it.
+__device__ __forceinline__ void prefetch_row(const std::byte* row, int lane) {
+  const int offset = min(lane % kLanesPerRow * 128, v32::kRowBytes - 1);
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(row + offset));
+}
+
+// slot: of the lane's row l / 8.
+__device__ __forceinline__ void gather_rows(GatheredRows& rows, const Params& params, std::int32_t slot, int lane) {
+  const std::byte* own = row_address(params, slot);
+  rows.valid = static_cast<std::uint32_t>(slot) < params.slots.num_slots;
+  const uint4 scales = load_16_bytes(own + v32::kScalesOffset);
+  rows.scales = make_float4(__uint_as_float(scales.x), __uint_as_float(scales.y), __uint_as_float(scales.z),
+                            __uint_as_float(scales.w));
+  rows.rope = load_16_bytes(own + v32::kRopeOffset + lane % kLanesPerRow * sizeof(uint4));
 #pragma unroll
-  for (int index = 0; index < kRowsPerWarp; ++index) {
-    rows.codes[index] = load_16_bytes(addresses.row(index) + v32::kCodesOffset + lane * 16);
+  for (int row = 0; row < kRowsPerWarp; ++row) {
+    const std::int32_t row_slot = __shfl_sync(0xffffffffu, slot, row * kLanesPerRow);
+    const std::byte* codes = row_address(params, row_slot) + v32::kCodesOffset + lane * sizeof(uint2);
+    rows.codes[row][0] = load_8_bytes(codes);
+    rows.codes[row][1] = load_8_bytes(codes + v32::kNopeDim / kHalves);
   }
 }
 

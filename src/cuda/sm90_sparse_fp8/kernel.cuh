@@ -1,14 +1,15 @@
 // FP8 sparse MLA decode for Hopper. Design card: README.md beside this file.
 //
-//   one block, 512 threads                 time ->
-//   producers   | gather n+2 ... | dequantize n+1 | gather n+3 ... | dequantize n+2 |
-//   math wg 0   | score_qk n | softmax n | accumulate_pv n   | accumulate_pv n+1 | score_qk n+2 ...
-//   math wg 1   | accumulate_pv n-1      | accumulate_pv n   | score_qk n+1 | softmax n+1 | ...
+//   one block, 512 threads                       time ->
+//   producers   | dequantize n+1 | gather n+2 ...              | dequantize n+2 | gather n+3 ...
+//   math wg 0   | score_qk n, 2nd half | softmax n | pv n      | score_qk n+2, 1st half | pv n+1 | 2nd half ...
+//   math wg 1   | pv n-1 | score_qk n+1, 1st half | pv n       | score_qk n+1, 2nd half | softmax n+1 | pv n+1 ...
 //
 // Two key tiles of 64 tokens; block n of a thread block lives in stage n % 2 and is scored by math warpgroup n % 2.
-// Each warpgroup accumulates its own 256 of the 512 output columns over all blocks, with P from its registers for the
-// blocks it scored and from shared memory for the other's. With crossover a cluster of two shares a query token: each
-// block dequantises half of every tile's rows and stores them in both.
+// Tiles hold bare codes: scales enter between the products of two scale tiles in QK, and in the weights of PV. Each
+// warpgroup accumulates its own 256 of the 512 output columns, two scale tiles, over all blocks, with P from its
+// registers for the blocks it scored and from shared memory for the other's. With crossover a cluster of two shares a
+// query token: each block dequantises half of every tile's rows and copies them to the other.
 #pragma once
 
 #include "cuda/sm90_sparse_fp8/consumer.cuh"
@@ -19,7 +20,7 @@ namespace chiasma::sm90_sparse_fp8 {
 template <typename Variant>
 __device__ void init_barriers(SmemPlan& smem) {
   for (int stage = 0; stage < kStages; ++stage) {
-    ptx::mbarrier_init(ptx::shared_address(&smem.kv_full[stage]), kProducerWarps);
+    for (std::uint64_t& half : smem.kv_full[stage]) ptx::mbarrier_init(ptx::shared_address(&half), kProducerWarps);
     ptx::mbarrier_init(ptx::shared_address(&smem.kv_empty[stage]),
                        kMathWarpgroups * kWarpsPerWarpgroup * Variant::kClusterSize);
     ptx::mbarrier_init(ptx::shared_address(&smem.p_full[stage]), kWarpsPerWarpgroup);

@@ -106,9 +106,9 @@ class Plan final : public PlannedDecode {
     auto* part_out = static_cast<float*>(workspace);
     auto* part_lse = reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + out_bytes());
     if (schedule_.num_slots() == 0) part_out = part_lse = nullptr;
-    CHIASMA_RETURN_IF_ERROR(
-        gpu::to_status(launch({problem, schedule_, part_out, part_lse}, static_cast<cudaStream_t>(stream)),
-                       "launching the decode kernel"));
+    CHIASMA_RETURN_IF_ERROR(gpu::to_status(
+        launch({problem, schedule_, SlotMap::make(problem.kv), part_out, part_lse}, static_cast<cudaStream_t>(stream)),
+        "launching the decode kernel"));
     return gpu::to_status(combine::launch({problem, schedule_, part_out, part_lse}, static_cast<cudaStream_t>(stream)),
                           "launching the combine kernel");
   }

@@ -2,7 +2,6 @@
 // math warps, eight heads each; heads beyond h_q become zeros.
 #pragma once
 
-#include <cfloat>
 #include <cmath>
 
 #include "cuda/sm90_sparse_fp8/smem_plan.h"
@@ -13,7 +12,6 @@ namespace chiasma::sm90_sparse_fp8 {
 
 inline constexpr int kQueryChunks = v32::kKeyDim / tile::kChunkColumns;  // 72 of 16 bytes
 inline constexpr int kHeadsPerWarp = kHeadsPerCta / (kMathThreads / kWarpThreads);
-inline constexpr float kLog2E = 1.4426950408889634f;
 
 // One head of a lane: chunks lane, 32 + lane and, in the first lanes, 64 + lane.
 using QueryChunks = uint4[3];
@@ -47,9 +45,7 @@ __device__ __forceinline__ void convert_q(const QueryChunks& chunks, SmemPlan& s
     *reinterpret_cast<uint4*>(&smem.q[chunk / 8][tile::chunk_offset(row, chunk % 8)]) =
         tile::scaled_half8(chunks[part], factor);
   }
-  // At least the smallest normal number: a masked score of -infinity must stay that when it is multiplied.
-  const float scale = fabsf(sm_scale) * kLog2E * __uint_as_float((exponent - kQueryTargetExponent) << 23);
-  if (lane == 0) smem.head_scale[row] = fmaxf(scale, FLT_MIN);
+  if (lane == 0) smem.query_exponent[row] = static_cast<std::uint8_t>(exponent - kQueryTargetExponent);
 }
 
 __device__ __forceinline__ void load_q(const DecodeProblem& problem, SmemPlan& smem, const Work& work, int first_head,

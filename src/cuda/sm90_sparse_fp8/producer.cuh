@@ -13,25 +13,37 @@ template <typename Variant>
 class Producer {
  public:
   __device__ Producer(const Params& params, SmemPlan& smem)
-      : kv_(params.problem.kv),
+      : params_(params),
         smem_(smem),
-        warp_((threadIdx.x - kMathThreads) / kWarpThreads),
+        // By a shuffle, so that the compiler knows the same number for all lanes.
+        warp_(__shfl_sync(0xffffffffu, threadIdx.x / kWarpThreads, 0) - kMathThreads / kWarpThreads),
         lane_(threadIdx.x % kWarpThreads),
         cursor_(params, smem) {}
 
-  // While a step is converted the rows of the next one are brought into L2; they are loaded once it is done, with the
-  // indices of the step behind. PERF: a second set of registers for the rows, loaded a step earlier, is slower:
-  // hardware counts outstanding loads together, so that the wait for the older rows becomes one for the newer, too.
+  // Rows are loaded once those before are converted, brought into L2 a step earlier, and their indices loaded another
+  // step earlier, so that nothing waits for memory but the rows' last hop. PERF: a second set of registers for the
+  // rows, loaded a step earlier, is slower: hardware counts outstanding loads together, so that the wait for the older
+  // rows becomes one for the newer, too.
   __device__ void run() {
+    // The steps after the current one: the indices of the lane's rows, and whether there are such steps.
     cursor_.advance();
-    load_index();
-    GatheredRows rows;
     bool valid = cursor_.valid();
-    gather_next(rows);
+    GatheredRows rows;
+    gather_rows(rows, params_, load_index(), lane_);
+    bool valid1 = advance();
+    std::int32_t index1 = load_index();
+    bool valid2 = advance();
+    std::int32_t index2 = load_index();
+    prefetch_row(row_address(params_, index1), lane_);
     for (std::uint32_t step = 0; valid; ++step) {
-      valid = cursor_.valid();
       convert(rows, step);
-      gather_next(rows);
+      gather_rows(rows, params_, index1, lane_);
+      prefetch_row(row_address(params_, index2), lane_);
+      valid = valid1;
+      valid1 = valid2;
+      index1 = index2;
+      valid2 = advance();
+      index2 = load_index();
     }
   }
 
@@ -40,67 +52,78 @@ class Producer {
   static constexpr int kRowsPerBlock = kBlockTokens / Variant::kClusterSize;
   static constexpr int kStepsPerBlock = kRowsPerBlock / kStepRows;
 
-  __device__ void load_index() { index_ = cursor_.load_index(warp_ * kRowsPerWarp + lane_ % kRowsPerWarp); }
+  __device__ std::int32_t load_index() { return cursor_.load_index((threadIdx.x - kMathThreads) / kLanesPerRow); }
 
-  // Issues the loads of the rows that the last indices name, and of the indices behind those.
-  __device__ void gather_next(GatheredRows& rows) {
-    gather_rows(rows, RowAddresses::resolve(kv_, index_), lane_);
+  // Whether there is a further step.
+  __device__ bool advance() {
     if (cursor_.valid()) cursor_.advance();
-    load_index();
+    return cursor_.valid();
   }
 
-  __device__ void convert(const GatheredRows& rows, std::uint32_t step) {
-    // Resolved twice, here and for the loads: a division is cheaper than registers that hold addresses meanwhile.
-    prefetch_rows(RowAddresses::resolve(kv_, index_), lane_);
+  __device__ void convert(GatheredRows& rows, std::uint32_t step) {
     const std::uint32_t block = step / kStepsPerBlock;
     const int step_in_block = static_cast<int>(step % kStepsPerBlock);
     const std::uint32_t stage = block % kStages;
-    const std::uint32_t kv_full = ptx::shared_address(&smem_.kv_full[stage]);
-    const int first_tile_row = smem_.first_row + step_in_block * kStepRows + warp_ * kRowsPerWarp;
+    const int first_row = kCrossover ? ptx::cluster_block_rank() * kRowsPerBlock : 0;
+    const int first_tile_row = first_row + step_in_block * kStepRows + warp_ * kRowsPerWarp;
+    const TileTarget target{ptx::shared_address(smem_.kv[stage]) + first_tile_row * tile::kPanelRowBytes,
+                            ptx::shared_address(&smem_.tokens[stage][first_tile_row / kGroupTokens])};
+    const int row_in_atom = warp_ % 2 * kRowsPerWarp;
+    const bool ends_block = step_in_block == kStepsPerBlock - 1;
+    std::uint32_t spoilt = 0;
+    if (!all_finite(rows)) spoilt = take_out_spoilt(rows.scales);
+    const RowExponents exponents = find_exponents(rows.scales, rows.rope);
     if (step_in_block == 0) {
       ptx::mbarrier_wait(ptx::shared_address(&smem_.kv_empty[stage]), block / kStages % 2 ^ 1u);
     }
-    const TileTarget target{ptx::shared_address(smem_.kv[stage]) + first_tile_row * tile::kPanelRowBytes,
-                            ptx::shared_address(&smem_.token[stage][first_tile_row])};
-    dequantize_rows(rows, target, warp_ * kRowsPerWarp % tile::kAtomRows, lane_, [&](int first) {
-      if constexpr (kCrossover) send_to_peer(target, kv_full, first);
-    });
-    if (step_in_block != kStepsPerBlock - 1) return;
-    // SYNC: no proxy fence for this block's own readers. The math warps have one behind their wait, where no loads are
-    // under way that it would wait for as well.
+    store_scales(rows.scales, rows.valid, exponents, target, lane_);
+    dequantize_half<0>(rows, spoilt, target, row_in_atom, lane_);
+    commit_half<0>(target, &smem_.kv_full[stage][0], ends_block);
+    dequantize_half<1>(rows, spoilt, target, row_in_atom, lane_);
+    dequantize_rope(rows.rope, exponents, target, row_in_atom, lane_);
+    commit_half<1>(target, &smem_.kv_full[stage][1], ends_block);
+  }
+
+  // Half of the columns of the warp's rows lie in shared memory.
+  // SYNC: they were written by ordinary stores and are read by the tensor cores and the copy engine.
+  template <int kHalf>
+  __device__ void commit_half(const TileTarget& target, std::uint64_t* barrier, bool ends_block) {
+    if (!kCrossover && !ends_block) return;
+    const std::uint32_t kv_full = ptx::shared_address(barrier);
+    ptx::fence_proxy_async();
     __syncwarp();
+    if constexpr (kCrossover) send_to_peer<kHalf>(target, kv_full);
     if (lane_ != 0) return;
     if constexpr (kCrossover) {
-      ptx::mbarrier_arrive_expect_tx(kv_full, kRowsPerWarp * kPeerRowBytes);
+      ptx::mbarrier_arrive_expect_tx(kv_full, kPeerBytes<kHalf>);
     } else {
       ptx::mbarrier_arrive(kv_full);
     }
   }
 
-  // The crossover: rows [first, first + kRowsPerSend) of the warp, contiguous in every panel, go to the other block by
-  // the copy engine, which needs no thread while it works and counts what arrived on the other block's kv_full. RoPE
-  // values and weights of all rows go along with the first.
-  __device__ void send_to_peer(const TileTarget& target, std::uint32_t kv_full, int first) {
-    ptx::fence_proxy_async();
-    __syncwarp();
-    const int pieces = first == 0 ? kKeyPanels + 1 : kRopePanel;
-    if (lane_ >= pieces) return;
+  // The crossover: the rows, contiguous in every panel, go to the other block by the copy engine, which needs no thread
+  // while it works and counts what arrived on the other block's kv_full. Scales go along with the first half.
+  template <int kHalf>
+  __device__ void send_to_peer(const TileTarget& target, std::uint32_t kv_full) {
+    if (!ptx::elect_lane()) return;
     const std::uint32_t peer_kv_full = ptx::map_to_peer(kv_full, ptx::cluster_block_rank() ^ 1u);
-    std::uint32_t from = target.rows + lane_ * kPanelBytes + first * tile::kPanelRowBytes;
-    std::uint32_t bytes = kRowsPerSend * tile::kPanelRowBytes;
-    if (lane_ == kRopePanel) bytes = kRowsPerWarp * tile::kPanelRowBytes;
-    if (lane_ == kKeyPanels) {
-      from = target.weights;
-      bytes = kRowsPerWarp * sizeof(TokenWeight);
+    const std::uint32_t to_peer = peer_kv_full - kv_full;
+    // PERF: one lane after the other would take a loop that finds them.
+    constexpr int kPanels = kHalfPanels + kHalf;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const std::uint32_t from = target.rows + (kHalf * kHalfPanels + panel) * kPanelBytes;
+      ptx::copy_bulk_to_peer(from + to_peer, from, kRowsPerWarp * tile::kPanelRowBytes, peer_kv_full);
     }
-    ptx::copy_bulk_to_peer(from + (peer_kv_full - kv_full), from, bytes, peer_kv_full);
+    if constexpr (kHalf == 0) {
+      ptx::copy_bulk_to_peer(target.scales + to_peer, target.scales, sizeof(TokenGroup), peer_kv_full);
+    }
   }
 
-  const KvPool& kv_;
+  const Params& params_;
   SmemPlan& smem_;
   int warp_, lane_;
   StepCursor<kRowsPerBlock> cursor_;
-  std::int32_t index_;
 };
 
 }  // namespace chiasma::sm90_sparse_fp8

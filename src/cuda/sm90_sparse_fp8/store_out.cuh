@@ -33,10 +33,10 @@ struct Normalization {
   float multiplier;
 };
 
-__device__ __forceinline__ Normalization normalize(float reference, float sum, float factor) {
+__device__ __forceinline__ Normalization normalize(float reference, float sum) {
   // reference stays -infinity exactly while no valid token was seen. A NaN sum must come through.
   if (reference == -INFINITY && sum == 0.0f) return {-INFINITY, 0.0f};
-  return {(reference + log2f(sum)) * kLn2, factor / sum};
+  return {(reference + log2f(sum)) * kLn2, __fdividef(1.0f, sum)};
 }
 
 // One of the thread's two heads (r = 0 or 1): this warpgroup's 256 columns, which start at `columns`.
@@ -71,16 +71,21 @@ __device__ __forceinline__ void store_row_float(const OutputTile (&output)[kOutp
   }
 }
 
+// Sums of weights lie where P was.
+__device__ __forceinline__ float& row_sum(SmemPlan& smem, int warpgroup, int row) {
+  return reinterpret_cast<float*>(smem.p)[warpgroup * kHeadsPerCta + row];
+}
+
 __device__ __forceinline__ void store_out(const OutputTile (&output)[kOutputTiles], const Params& params,
-                                          const SmemPlan& smem, const SoftmaxState& state, const Work& work,
-                                          int first_head, int warpgroup, int warp, int lane) {
+                                          SmemPlan& smem, const SoftmaxState& state, const Work& work, int first_head,
+                                          int warpgroup, int warp, int lane) {
   const DecodeProblem& problem = params.problem;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = warp * 16 + lane / 4 + 8 * r;
     const int head = first_head + row;
     const bool exists = head < problem.h_q;
-    Normalization result = normalize(state.reference[r], smem.row_sum[0][row] + smem.row_sum[1][row], state.factor);
+    Normalization result = normalize(state.reference[r], row_sum(smem, 0, row) + row_sum(smem, 1, row));
     const bool writes_lse = exists && warpgroup == 0 && lane % 4 == 0;
     if (work.piece.slot == tile::Piece::kWholeRow) {
       if (writes_lse) {

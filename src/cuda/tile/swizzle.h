@@ -31,4 +31,10 @@ CHIASMA_HOST_DEVICE constexpr std::uint64_t descriptor(std::uint32_t shared_addr
          ((shared_address & 0x3ffffu) >> 4);
 }
 
+// The descriptor of what lies `units` of 16 bytes further. Only its lower word changes, which a compiler must be told.
+CHIASMA_HOST_DEVICE constexpr std::uint64_t advance(std::uint64_t descriptor, std::uint32_t units) {
+  const std::uint32_t low = static_cast<std::uint32_t>(descriptor) + units;
+  return (descriptor >> 32 << 32) | low;
+}
+
 }  // namespace chiasma::tile

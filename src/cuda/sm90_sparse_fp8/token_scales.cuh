@@ -1,0 +1,84 @@
+// A token's scales. Tiles hold bare codes, so that nothing is rounded there: scales enter in float32 between the
+// products of QK (score_qk) and, rounded once, into the weights of PV (softmax_step).
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/ptx/sync.cuh"
+#include "cuda/sm90_sparse_fp8/config.h"
+
+namespace chiasma::sm90_sparse_fp8 {
+
+inline constexpr int kGroupTokens = 4;  // tokens whose scales lie together: a producer warp's rows of a step
+inline constexpr int kTokenGroups = kBlockTokens / kGroupTokens;
+
+// As the producers leave them. A sum over scale tiles needs one accumulator only, if it is scaled by ratio[t] after the
+// products of tile t: the scale of tile t over that of tile t + 1 or, for the last, over the RoPE factor.
+struct StoredScales {
+  float ratio[kScaleTiles][kGroupTokens];
+  // Two bf16: the RoPE factor, a power of two, and above it log2 of the token's scale unit, -infinity if the token is
+  // masked.
+  std::uint32_t exponents[kGroupTokens];
+};
+
+// What the math warpgroup that owns the block makes of them in place.
+struct TokenWeights {
+  float2 score[kGroupTokens];        // RoPE factor; log2 of the scale unit, or -infinity
+  float inverse_unit[kGroupTokens];  // 1 / scale unit
+  __half2 scale[2][kScaleTiles];     // of two tokens, over the scale unit; the owner's tiles, then the other's
+};
+
+union alignas(16) TokenGroup {
+  StoredScales stored;
+  TokenWeights weights;
+};
+static_assert(sizeof(StoredScales) == sizeof(TokenGroup) && sizeof(TokenWeights) == sizeof(TokenGroup));
+
+// Two neighbouring tokens of a fragment, 8 j + 2 (lane % 4) and the next: their group, and which half of it.
+__device__ __forceinline__ int group_of_pair(int j, int lane) {
+  return 2 * j + lane % 4 / 2;
+}
+__device__ __forceinline__ int half_of_pair(int lane) {
+  return lane % 2;
+}
+
+// 2^-x for an integer from -127 to 126; 1 for -infinity.
+__device__ __forceinline__ float inverse_power(float x) {
+  // The sum's low mantissa bits are x in two's complement.
+  return __uint_as_float(0x3f800000u - (__float_as_uint(x + 0x1.8p23f) << 23));
+}
+
+// By a whole math warpgroup, once none of its warps needs the ratios any more.
+__device__ __forceinline__ void weigh_tokens(TokenGroup (&groups)[kTokenGroups], int warpgroup, int warp, int lane) {
+  constexpr int kTokensPerWarp = kBlockTokens / kWarpsPerWarpgroup;
+  ptx::named_barrier_sync(kOwnerBarrier + warpgroup, kWarpgroupThreads);
+  if (lane < kTokensPerWarp) {
+    TokenGroup& group = groups[warp * (kTokensPerWarp / kGroupTokens) + lane / kGroupTokens];
+    const int token = lane % kGroupTokens;
+    const std::uint32_t exponents = group.stored.exponents[token];
+    float scale[kScaleTiles];
+#pragma unroll
+    for (int tile = 0; tile < kScaleTiles; ++tile) scale[tile] = group.stored.ratio[tile][token];
+    const float factor = __uint_as_float(exponents << 16);
+    const float log2_unit = __uint_as_float(exponents & 0xffff0000u);
+    const float inverse_unit = inverse_power(log2_unit);
+    scale[kScaleTiles - 1] *= factor * inverse_unit;
+#pragma unroll
+    for (int tile = kScaleTiles - 2; tile >= 0; --tile) scale[tile] *= scale[tile + 1];
+    // SYNC: all tokens of the group were read.
+    __syncwarp((1u << kTokensPerWarp) - 1);
+    group.weights.score[token] = make_float2(factor, log2_unit);
+    group.weights.inverse_unit[token] = inverse_unit;
+#pragma unroll
+    for (int tile = 0; tile < kScaleTiles; ++tile) {
+      const int place = tile ^ (warpgroup * (kScaleTiles / kMathWarpgroups));
+      reinterpret_cast<__half*>(&group.weights.scale[token / 2][place])[token % 2] = __float2half_rn(scale[tile]);
+    }
+  }
+  ptx::named_barrier_sync(kOwnerBarrier + warpgroup, kWarpgroupThreads);
+}
+
+}  // namespace chiasma::sm90_sparse_fp8
