@@ -7,15 +7,8 @@
 
 namespace chiasma::ptx {
 
-// Two e4m3 codes (low byte first) to two f16; exact, NaN codes become NaN.
-__device__ __forceinline__ __half2 e4m3x2_to_half2(std::uint16_t codes) {
-  std::uint32_t bits;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(bits) : "h"(codes));
-  return *reinterpret_cast<const __half2*>(&bits);
-}
-
-// Four e4m3 codes to four f16, the lower two first. Said at once, since hardware reads the upper half of a register as
-// easily as the lower.
+// Four e4m3 codes to four f16, the lowest byte first; exact, NaN codes become NaN. Said at once, since hardware reads
+// the upper half of a register as easily as the lower.
 __device__ __forceinline__ void e4m3x4_to_half2x2(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
   asm("{\n.reg .b16 low, high;\n"
       "mov.b32 {low, high}, %2;\n"
@@ -23,13 +16,6 @@ __device__ __forceinline__ void e4m3x4_to_half2x2(std::uint32_t codes, std::uint
       "cvt.rn.f16x2.e4m3x2 %1, high;\n}"
       : "=r"(low), "=r"(high)
       : "r"(codes));
-}
-
-// 1 / x with 1 ulp, denormals taken for 0.
-__device__ __forceinline__ float reciprocal_ftz(float x) {
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
 }
 
 // Round to nearest even; beyond f16's range becomes infinity.
@@ -51,7 +37,14 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return result;
 }
 
-// 1 / x with about 1 ulp.
+// 1 / x with 1 ulp, denormals taken for 0.
+__device__ __forceinline__ float reciprocal_ftz(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// The same, with denormals.
 __device__ __forceinline__ float reciprocal_approx(float x) {
   float result;
   asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));

@@ -22,6 +22,9 @@ inline constexpr double kQkSharedBytes =
 // P of a block is read from shared memory by the warpgroups that did not compute it, once for each product of 128
 // columns.
 inline constexpr double kPvColumns = 128;
+// What goes to another warpgroup is one P for each scale tile of its columns.
+inline constexpr double kScaleColumns = v32::kTileDim;
+inline constexpr double kOtherColumns = kValueDim - kColumnsPerWarpgroup;
 inline constexpr double kPvSharedBytes =
     kBlockTokens / 16.0 *
     (operand_bytes(kValueDim) +
@@ -48,7 +51,7 @@ constexpr std::array<tile::Need, 13> block_needs() {
       {"score_qk", kMatrix, kFlop * v32::kKeyDim, "wgmma_f16_n64_wg2"},
       {"score_qk", kShared, kQkSharedBytes, "shared_load_w12"},
       {"softmax_step", kExp2, kHeadsPerCta * kBlockTokens, "exp2_w8"},
-      {"softmax_step", kShared, kScoreBytes, "shared_store_w8"},
+      {"softmax_step", kShared, kOtherColumns / kScaleColumns * kScoreBytes, "shared_store_w8"},
       {"accumulate_pv", kMatrix, kFlop * kValueDim, "wgmma_f16_n128_wg2"},
       {"accumulate_pv", kShared, kPvSharedBytes, "shared_load_w12"},
   }};
@@ -60,8 +63,8 @@ inline constexpr auto kBaselineNeeds = block_needs<Baseline>();
 // What must fit whatever the stages do; smem_plan.h and config.h hold the exact sums.
 inline constexpr int kRegistersPerSm = 65536;
 static_assert(kLaunchRegisters * kThreads <= kRegistersPerSm);
-inline constexpr double kSharedTileBytes =
-    kHeadsPerCta * v32::kKeyDim * kF16Bytes + kStages * kTileBytes + kScoreBytes;  // Q, K and V, P
+inline constexpr double kSharedTileBytes = kHeadsPerCta * v32::kKeyDim * kF16Bytes + kStages * kTileBytes +
+                                           kScoreBytes;  // Q, K and V, P, whose rest lies in them
 static_assert(kSharedTileBytes <= 227 * 1024);
 
 }  // namespace chiasma::sm90_sparse_fp8
