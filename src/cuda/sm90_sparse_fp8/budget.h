@@ -43,10 +43,10 @@ constexpr std::array<tile::Need, 13> block_needs() {
       {"gather_kv", kMemory, kBlockTokens / 2.0 * v32::kRowBytes, "dram_read"},
       {"gather_kv", kGather, kOwnRows * v32::kRowBytes,
        kCrossover ? "gather_load_half_t256_dram" : "gather_load_all_t256_dram"},
-      {"dequantize_kv", kConvert, kOwnRows * v32::kNopeDim, "convert_cvt_f16_exact_scale_w8"},
+      {"dequantize_kv", kConvert, kOwnRows * v32::kNopeDim, "convert_cvt_f16_w8"},
       {"dequantize_kv", kConvert, kOwnRows * kRopeDim, "convert_cvt_f32_scale_bf16_w8"},
       {"dequantize_kv", kShared, kOwnBytes, "shared_store_w8"},
-      {"send_to_peer", kExchange, kExchanged, "dsm_bulk_256_w8_l8"},
+      {"send_to_peer", kExchange, kExchanged, "dsm_bulk_512_w8_l8"},
       {"send_to_peer", kShared, 2 * kExchanged, "shared_store_w8"},  // read for the peer, and what the peer stores
       {"score_qk", kMatrix, kFlop * v32::kKeyDim, "wgmma_f16_n64_wg2"},
       {"score_qk", kShared, kQkSharedBytes, "shared_load_w12"},
