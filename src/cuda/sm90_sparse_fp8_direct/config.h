@@ -45,10 +45,11 @@ struct Config {
   static constexpr int kGatherRegisters = kHeads == 64 ? 32 : 72;
   static_assert(kScoreRegisters + kAccumulators * kAccumulateRegisters + kGatherRegisters <= kRoles * kLaunchRegisters);
 };
-// Step of QK after which the last block's probabilities are handed to the accumulators (see Scorer::score_block).
-// After it the next note is begun.
-inline constexpr int kNoteStep = 15;
+// Step of QK behind which the last block's probabilities are handed to the accumulators (see Scorer::score_block), and
+// the one behind which the next note is begun.
 inline constexpr int kPublishStep = 14;
+inline constexpr int kNoteStep = 15;
+static_assert(kNoteStep > kPublishStep);
 inline constexpr int kMinHeadsPerCta = 8;
 inline constexpr int kMaxHeadsPerCta = 64;
 
