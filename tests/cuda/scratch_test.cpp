@@ -1,45 +1,12 @@
 // Scratch memory of every CUDA kernel over a grid of shapes, from plans alone: no device is needed.
 #include <gtest/gtest.h>
 
-#include <cstring>
-#include <string>
-
-#include "chiasma/chiasma.h"
+#include "tests/cuda/hopper_plan.h"
 
 namespace chiasma {
 namespace {
 
 constexpr std::size_t kMaxBytes = std::size_t{256} << 20;
-
-chiasma_device_info hopper() {
-  chiasma_device_info info = {};
-  info.device = {CHIASMA_CUDA, 0};
-  std::strcpy(info.name, "a GPU of compute capability 9.0");
-  info.compute_units = 132;
-  info.cuda_capability = 90;
-  info.memory_bytes = std::int64_t{140} << 30;
-  return info;
-}
-
-struct Shape {
-  std::int64_t b, s_q, h_q, topk;
-};
-
-chiasma_decode_args args_of(const Shape& shape) {
-  const chiasma_device device = {CHIASMA_CUDA, 0};
-  const auto tensor = [&](chiasma_dtype dtype, std::initializer_list<std::int64_t> extents) {
-    return chiasma_contiguous(nullptr, dtype, device, static_cast<std::int32_t>(extents.size()), extents.begin());
-  };
-  chiasma_decode_args args = {};
-  args.format = CHIASMA_KV_V32;
-  args.sm_scale = chiasma_default_sm_scale(CHIASMA_KV_V32);
-  args.q = tensor(CHIASMA_BFLOAT16, {shape.b, shape.s_q, shape.h_q, 576});
-  args.kv_cache = tensor(CHIASMA_UINT8, {1000, 64, 656});
-  args.indices = tensor(CHIASMA_INT32, {shape.b, shape.s_q, shape.topk});
-  args.out = tensor(CHIASMA_BFLOAT16, {shape.b, shape.s_q, shape.h_q, 512});
-  args.lse = tensor(CHIASMA_FLOAT32, {shape.b, shape.s_q, shape.h_q});
-  return args;
-}
 
 // Automatic splits of any shape stay below the bound, batch invariant or not.
 void expect_bounded(const char* kernel, const Shape& shape, int* num_plans) {

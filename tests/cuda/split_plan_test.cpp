@@ -1,36 +1,17 @@
 // How Hopper kernels cut work, from plans alone: no device is needed.
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <string>
 
-#include "chiasma/chiasma.h"
+#include "tests/cuda/hopper_plan.h"
 
 namespace chiasma {
 namespace {
 
-struct Shape {
-  std::int64_t b, s_q, h_q, topk;
-};
-
 // The text of a plan on a GPU of 132 multiprocessors; empty where the build has no such kernel.
 std::string plan_text(const Shape& shape, const char* kernel = nullptr, bool batch_invariant = false) {
-  chiasma_device_info info = {};
-  info.device = {CHIASMA_CUDA, 0};
-  std::strcpy(info.name, "a GPU of compute capability 9.0");
-  info.compute_units = 132;
-  info.cuda_capability = 90;
-  const auto tensor = [&](chiasma_dtype dtype, std::initializer_list<std::int64_t> extents) {
-    return chiasma_contiguous(nullptr, dtype, info.device, static_cast<std::int32_t>(extents.size()), extents.begin());
-  };
-  chiasma_decode_args args = {};
-  args.format = CHIASMA_KV_V32;
-  args.sm_scale = chiasma_default_sm_scale(CHIASMA_KV_V32);
-  args.q = tensor(CHIASMA_BFLOAT16, {shape.b, shape.s_q, shape.h_q, 576});
-  args.kv_cache = tensor(CHIASMA_UINT8, {1000, 64, 656});
-  args.indices = tensor(CHIASMA_INT32, {shape.b, shape.s_q, shape.topk});
-  args.out = tensor(CHIASMA_BFLOAT16, {shape.b, shape.s_q, shape.h_q, 512});
-  args.lse = tensor(CHIASMA_FLOAT32, {shape.b, shape.s_q, shape.h_q});
+  const chiasma_device_info info = hopper();
+  const chiasma_decode_args args = args_of(shape);
   chiasma_plan_options options = {};
   options.kernel = kernel;
   options.batch_invariant = batch_invariant ? 1 : 0;

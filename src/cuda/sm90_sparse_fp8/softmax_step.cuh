@@ -11,7 +11,7 @@
 #include <cmath>
 
 #include "cuda/ptx/convert.cuh"
-#include "cuda/ptx/stmatrix.cuh"
+#include "cuda/ptx/matrix_move.cuh"
 #include "cuda/sm90_sparse_fp8/accumulate_pv.cuh"
 
 namespace chiasma::sm90_sparse_fp8 {
@@ -160,7 +160,8 @@ __device__ __forceinline__ void publish_p(Probabilities (&own)[kOutputTiles], co
     }
 #pragma unroll
     for (int tile = 0; tile < kOutputTiles; ++tile) {
-      ptx::store_matrices(other[tile] ^ (step * 2 * tile::kChunkBytes), fragment[tile]);
+      ptx::stmatrix_x4(other[tile] ^ (step * 2 * tile::kChunkBytes), fragment[tile][0], fragment[tile][1],
+                       fragment[tile][2], fragment[tile][3]);
     }
   }
   if (lane % 4 == 0) {

@@ -1,5 +1,5 @@
-// The pieces of one group of thread blocks, in order, with the rows' own lengths applied. Every role walks the same
-// list by itself, which costs little: a piece is many blocks long.
+// The pieces of one group of thread blocks, in order, with the rows' own lengths applied. The gatherer and the
+// scorer walk the same list by themselves, which costs little: a piece is many blocks long.
 #pragma once
 
 #include "cuda/sm90_sparse_fp8_direct/config.h"
