@@ -20,6 +20,12 @@ __device__ __forceinline__ int thread_id_here() {
   return thread;
 }
 
+// A number that is the same in all lanes of a whole warp anyway, so that the compiler knows it, too, and works with it
+// in uniform registers.
+__device__ __forceinline__ std::uint32_t uniform(std::uint32_t value) {
+  return __shfl_sync(0xffffffffu, value, 0);
+}
+
 // Barrier `id` (1..15; 0 is __syncthreads) among num_threads threads, whole warps.
 __device__ __forceinline__ void named_barrier_sync(int id, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");

@@ -1,0 +1,124 @@
+// Stage accumulate_pv: output columns of one math warpgroup, [256 columns, heads], += V^T P, with V^T as the left operand
+// from registers.
+//
+// LAYOUT: warp w of a group owns 64 consecutive columns, lane l eight of them, 8 (l / 4). Accumulator tile i has
+// columns 2 i and 2 i + 1 of each eight as its rows l / 4 and l / 4 + 8, so a lane's results are eight neighbours.
+#pragma once
+
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/sm90_sparse_fp8_seesaw/score_qk.cuh"
+
+namespace chiasma::sm90_sparse_fp8_seesaw {
+
+template <int kHeads>
+using OutputTiles = ptx::Accumulator<kHeads>[kValueTiles];
+
+inline constexpr int kPvSteps = kBlockTokens / 16;
+
+// Eight codes of four tokens: 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a contraction step, t = lane % 4.
+struct RawValues {
+  uint2 token[4];
+};
+
+__device__ __forceinline__ uint2 load_shared_8(std::uint32_t address) {
+  uint2 value;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(address) : "memory");
+  return value;
+}
+
+// Where a lane's columns lie in the rows of a block.
+struct ColumnReader {
+  std::uint32_t address;  // shared, for the lane's token 2 t of the first step
+
+  __device__ ColumnReader(const RowBlock& block, int group, int warp, int lane)
+      : address(ptx::shared_address(&block.row[lane % 4 * 2][v32::kCodesOffset]) +
+                group * kColumnsPerGroup + warp * kColumnsPerWarp + lane / 4 * kColumnsPerThread) {}
+
+  __device__ void load(RawValues& raw, int step) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = step * 16 + i / 2 * 8 + i % 2;
+      raw.token[i] = load_shared_8(address + token * v32::kRowBytes);
+    }
+  }
+};
+
+__device__ __forceinline__ std::uint32_t scaled_half2(std::uint32_t values, std::uint32_t scales) {
+  const __half2 product =
+      __hmul2(*reinterpret_cast<const __half2*>(&values), *reinterpret_cast<const __half2*>(&scales));
+  return *reinterpret_cast<const std::uint32_t*>(&product);
+}
+
+// Operand of tile i: columns 2 i, 2 i + 1 of two pairs of tokens, times the tokens' scales.
+__device__ __forceinline__ void dequantize_values(ptx::Fragment& fragment, const RawValues& raw, int tile,
+                                                  const std::uint32_t (&scales)[2]) {
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair) {
+    const uint2& first = raw.token[2 * pair];
+    const uint2& second = raw.token[2 * pair + 1];
+    const std::uint32_t interleaved =
+        __byte_perm(tile < 2 ? first.x : first.y, tile < 2 ? second.x : second.y, tile % 2 == 0 ? 0x5140 : 0x7362);
+    std::uint32_t even, odd;
+    ptx::e4m3x4_to_half2x2(interleaved, even, odd);
+    fragment[2 * pair] = scaled_half2(even, scales[pair]);
+    fragment[2 * pair + 1] = scaled_half2(odd, scales[pair]);
+  }
+  ptx::fragment_pin(fragment);
+}
+
+__device__ __forceinline__ void values_pin(RawValues& raw) {
+#pragma unroll
+  for (uint2& token : raw.token) asm volatile("" : "+r"(token.x), "+r"(token.y)::"memory");
+}
+
+// after_step(step): called when nothing will read the 16 rows of contraction step `step` any more. probabilities: shared
+// address of P.
+template <typename Config, typename AfterStep>
+__device__ __forceinline__ void accumulate_pv(OutputTiles<Config::kHeads>& output, std::uint32_t probabilities,
+                                              const RowBlock& block, const ValueScales& value_scales, int group,
+                                              int warp, int lane, AfterStep&& after_step) {
+  constexpr int kWarpsPerScaleTile = v32::kTileDim / kColumnsPerWarp;
+  constexpr int kTilesPerGroup = kColumnsPerGroup / v32::kTileDim;
+  const ColumnReader reader(block, group, warp, lane);
+  const int scale_tile = group * kTilesPerGroup + warp / kWarpsPerScaleTile;
+  const auto* scale_pairs = reinterpret_cast<const std::uint32_t*>(value_scales[scale_tile]) + lane % 4;
+  const std::uint64_t p = tile::descriptor(probabilities, 0, tile::kAtomBytes);
+  constexpr int kStepUnits = 16 * tile::kPanelRowBytes / 16;
+
+  // Of two steps in turns: what is loaded, and operands.
+  RawValues raw[2];
+  ptx::Fragment fragments[2][kValueTiles];
+  const auto take_step = [&](int step) {
+    const std::uint32_t scales[2] = {scale_pairs[step * 8], scale_pairs[step * 8 + 4]};
+    values_pin(raw[step % 2]);
+#pragma unroll
+    for (int i = 0; i < kValueTiles; ++i) dequantize_values(fragments[step % 2][i], raw[step % 2], i, scales);
+  };
+  reader.load(raw[0], 0);
+  reader.load(raw[1], 1);
+  take_step(0);
+#pragma unroll
+  for (int i = 0; i < kValueTiles; ++i) ptx::wgmma_pin(output[i]);
+#pragma unroll
+  for (int step = 0; step < kPvSteps; ++step) {
+    if (step + 2 < kPvSteps) reader.load(raw[step % 2], step + 2);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kValueTiles; ++i) {
+      ptx::wgmma_register_a<ptx::Operand::f16, ptx::RightLayout::mn_major>(
+          output[i], fragments[step % 2][i], tile::advance(p, step * kStepUnits), true);
+    }
+    ptx::wgmma_commit();
+    // The rows are in registers as operands, and all lanes of the warp are past that here.
+    after_step(step);
+    if (step + 1 == kPvSteps) break;
+    // The products that read the other operands are done.
+    if (step > 0) ptx::wgmma_wait<1>();
+    take_step(step + 1);
+  }
+  ptx::wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < kValueTiles; ++i) ptx::wgmma_pin(output[i]);
+}
+
+}  // namespace chiasma::sm90_sparse_fp8_seesaw

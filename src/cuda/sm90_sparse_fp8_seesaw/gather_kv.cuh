@@ -1,0 +1,129 @@
+// Stage gather_kv: stored rows from the cache into shared memory, as they are. Every
+// warp of the gatherer looks after 16 of a block's 64 rows.
+#pragma once
+
+#include "cuda/ptx/async_copy.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/sync.cuh"
+#include "cuda/sm90_sparse_fp8_seesaw/smem_plan.h"
+#include "cuda/sm90_sparse_fp8_seesaw/work_list.cuh"
+
+namespace chiasma::sm90_sparse_fp8_seesaw {
+
+// What masked rows are copied from, so that no copy needs a condition and no NaN of another row stays in its place:
+// codes and RoPE values of 0, scales of 1.
+struct alignas(16) MaskedRow {
+  std::uint8_t codes[v32::kNopeDim];
+  float scales[v32::kNumTiles];
+  std::uint8_t rope[kRopeDim * 2];
+};
+static_assert(sizeof(MaskedRow) == v32::kRowBytes);
+__device__ const MaskedRow masked_row = {{}, {1.0f, 1.0f, 1.0f, 1.0f}, {}};
+
+template <typename Config>
+class Gatherer {
+ public:
+  __device__ Gatherer(const SplitParams& params, SmemPlan<Config>& smem)
+      : params_(params),
+        smem_(smem),
+        unit_(params.schedule.first_unit(group_of_block<Config>(params))),
+        warp_(threadIdx.x % kWarpgroupThreads / kWarpThreads),
+        lane_(threadIdx.x % kWarpThreads) {}
+
+  __device__ void run() {
+    advance();
+    while (step_ != Step::end) {
+      const bool has_rows = step_ == Step::block;
+      const std::byte* row = resolve(index_);
+      // The indices of the next block are on their way before those of this one are needed.
+      advance();
+      if (!has_rows) continue;
+      ptx::mbarrier_wait(ptx::shared_address(&smem_.kv_empty[stage_.index][warp_]), stage_.phase ^ 1u);
+      gather_rows(row);
+      stage_.advance();
+    }
+  }
+
+ private:
+  enum class Step { block, empty_piece, end };
+
+  // Leads to the next step, at first to the first, and asks for its indices.
+  __device__ void advance() {
+    entry_ += kBlockTokens;
+    step_ = entry_ < end_entry_ ? Step::block : next_piece();
+    const std::int32_t own = entry_ + warp_ * kTokensPerWarp + lane_ % kTokensPerWarp;
+    index_ = own < valid_entries_ ? __ldg(indices_ + own) : -1;
+  }
+
+  // Pieces are described as soon as they are known, at most one ahead of the rows asked for.
+  __device__ Step next_piece() {
+    const Work work = next_work(params_, group_of_block<Config>(params_), &unit_);
+    if (threadIdx.x % kWarpgroupThreads == 0) {
+      ptx::mbarrier_wait(ptx::shared_address(&smem_.piece_empty[piece_.index]), piece_.phase ^ 1u);
+      smem_.work[piece_.index] = work;
+      ptx::mbarrier_arrive(ptx::shared_address(&smem_.piece_full[piece_.index]));
+    }
+    piece_.advance();
+    valid_entries_ = 0;
+    if (work.num_blocks <= 0) return work.num_blocks == 0 ? Step::empty_piece : Step::end;
+    const Selection& selection = params_.problem.selection;
+    indices_ = selection.indices + work.request * selection.stride_b + work.query_token * selection.stride_s;
+    valid_entries_ = work.valid_entries;
+    entry_ = work.piece.first_block * kBlockTokens;
+    end_entry_ = entry_ + work.num_blocks * kBlockTokens;
+    prefetch_query(work);
+    return Step::block;
+  }
+
+  __device__ const std::byte* resolve(std::int32_t slot) const {
+    const KvPool& kv = params_.problem.kv;
+    if (slot < 0 || slot >= kv.num_slots()) return reinterpret_cast<const std::byte*>(&masked_row);
+    const auto page_size = static_cast<std::uint32_t>(kv.page_size);
+    const std::uint32_t page = static_cast<std::uint32_t>(slot) / page_size;
+    const std::uint32_t offset = static_cast<std::uint32_t>(slot) - page * page_size;
+    return kv.data + page * kv.page_stride_bytes + std::int64_t{offset} * v32::kRowBytes;
+  }
+
+  // row: of the lane's token, for the first lanes.
+  __device__ void gather_rows(const std::byte* row) {
+    const int token = warp_ * kTokensPerWarp + lane_;
+    const std::uint32_t kv_full = ptx::shared_address(&smem_.kv_full[stage_.index]);
+    if (lane_ < kTokensPerWarp) {
+      smem_.valid[stage_.index][token] = row != reinterpret_cast<const std::byte*>(&masked_row);
+    }
+    __syncwarp();
+    if (lane_ == 0) ptx::mbarrier_arrive_expect_tx(kv_full, kTokensPerWarp * v32::kRowBytes);
+    __syncwarp();
+    if (lane_ < kTokensPerWarp) {
+      ptx::copy_bulk_from_global(ptx::shared_address(smem_.rows[stage_.index].row[token]), row, v32::kRowBytes,
+                                 kv_full);
+    }
+  }
+
+  // PERF: into L2, so that the math warpgroups need not wait for DRAM when the piece's turn comes.
+  __device__ void prefetch_query(const Work& work) const {
+    const DecodeProblem& problem = params_.problem;
+    const int first_head = first_head_of_block<Config>(params_);
+    const bf16_t* query = query_of(problem, work, first_head);
+    const int lane = ptx::lane_id_here();
+    constexpr int kLines = v32::kKeyDim * 2 / 128;
+    const int num_heads = min(problem.h_q - first_head, Config::kHeads);
+    for (int line = warp_ * kWarpThreads + lane; line < num_heads * kLines; line += kWarpgroupThreads) {
+      const int head = line / kLines;
+      ptx::prefetch_l2(query + head * problem.q_stride_h + (line - head * kLines) * 64);
+    }
+  }
+
+  const SplitParams& params_;
+  SmemPlan<Config>& smem_;
+  std::int32_t unit_;
+  int warp_, lane_;
+  Ring<Config::kStages> stage_;
+  Ring<kPieceSlots> piece_;
+  const std::int32_t* indices_ = nullptr;
+  std::int32_t valid_entries_ = 0, entry_ = 0, end_entry_ = 0;
+  std::int32_t index_ = -1;
+  Step step_ = Step::end;
+};
+
+}  // namespace chiasma::sm90_sparse_fp8_seesaw

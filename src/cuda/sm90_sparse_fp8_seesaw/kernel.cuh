@@ -1,0 +1,58 @@
+// FP8 sparse MLA decode for Hopper without any 16-bit key tile. Design card: README.md beside this file.
+//
+//   one block, 384 threads            time ->
+//   gatherer    | gather n+3             | gather n+4             | ...      raw rows into a ring in shared memory
+//   math left   | score n+1 | softmax  | accumulate n+1 | accumulate n+2 | score n+3 ...     S^T = K q^T, K from registers
+//   math right  | accumulate n-1 | accumulate n | score n+2 | softmax  | accumulate n+1 ...  O^T += V^T P^T, V likewise
+//
+// Rows stay as they lie in the cache until they are operands: tokens (for QK) or output columns (for PV) are the rows
+// of the left operand, which the tensor cores take from registers, and heads are the columns. So a block of 8, 16 or 32
+// heads costs what it needs, and nothing is dequantised into memory. The math warpgroups score alternate blocks, so that
+// one has the tensor cores while the other is in its softmax. More than 64 heads are neighbouring thread blocks that read
+// the same rows, once from DRAM and then from L2.
+#pragma once
+
+#include "cuda/sm90_sparse_fp8_seesaw/gather_kv.cuh"
+#include "cuda/sm90_sparse_fp8_seesaw/math_group.cuh"
+
+namespace chiasma::sm90_sparse_fp8_seesaw {
+
+// By the first warp, a barrier a lane.
+template <typename Config>
+__device__ void init_barriers(SmemPlan<Config>& smem) {
+  int next = 0;
+  const auto init = [&](std::uint64_t* barriers, int size, std::uint32_t count) {
+    const int own = static_cast<int>(threadIdx.x) - next;
+    if (own >= 0 && own < size) ptx::mbarrier_init(ptx::shared_address(barriers + own), count);
+    next += size;
+  };
+  init(smem.kv_full, Config::kStages, kWarpsPerWarpgroup);
+  init(smem.kv_empty[0], Config::kStages * kWarpsPerWarpgroup, kMathWarps);
+  init(smem.piece_full, kPieceSlots, 1);
+  init(smem.piece_empty, kPieceSlots, kMathWarps);
+  init(smem.p_full, kMathGroups, kWarpsPerWarpgroup);
+  init(smem.p_empty, kMathGroups, kMathWarps);
+  init(&smem.totals_full, 1, kWarpsPerWarpgroup);
+}
+
+template <typename Config>
+__global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_constant__ SplitParams params) {
+  extern __shared__ std::uint8_t shared_memory[];
+  auto& smem = *reinterpret_cast<SmemPlan<Config>*>(shared_memory);
+
+  init_barriers(smem);
+  // Nothing in global memory is touched before the kernel in front of this one is done with it.
+  ptx::grid_dependency_wait();
+  __syncthreads();
+
+  if (threadIdx.x / kWarpgroupThreads == static_cast<int>(Role::gather)) {
+    ptx::registers_lower<kGatherRegisters>();
+    Gatherer<Config>(params, smem).run();
+  } else {
+    ptx::registers_raise<kMathRegisters>();
+    MathGroup<Config>(params, smem).run();
+  }
+  ptx::grid_launch_dependents();
+}
+
+}  // namespace chiasma::sm90_sparse_fp8_seesaw

@@ -1,0 +1,12 @@
+// How the registry reaches this kernel; check_split_request() says what it can do.
+#pragma once
+
+#include <memory>
+
+#include "api/registry.h"
+
+namespace chiasma::sm90_sparse_fp8_seesaw {
+
+std::unique_ptr<PlannedDecode> plan(const PlanRequest& request);
+
+}  // namespace chiasma::sm90_sparse_fp8_seesaw

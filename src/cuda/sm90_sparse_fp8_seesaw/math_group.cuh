@@ -1,0 +1,254 @@
+// A math warpgroup: scores every other block of a piece, and sums its half of the output columns over all blocks.
+#pragma once
+
+#include "cuda/sm90_sparse_fp8_seesaw/load_q.cuh"
+#include "cuda/sm90_sparse_fp8_seesaw/prepare_factors.cuh"
+#include "cuda/sm90_sparse_fp8_seesaw/softmax_step.cuh"
+#include "cuda/sm90_sparse_fp8_seesaw/store_out.cuh"
+#include "cuda/tile/sink.cuh"
+
+namespace chiasma::sm90_sparse_fp8_seesaw {
+
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+template <typename Config>
+class MathGroup {
+ public:
+  __device__ MathGroup(const SplitParams& params, SmemPlan<Config>& smem)
+      : params_(params),
+        smem_(smem),
+        group_(__shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0)),
+        warp_(__shfl_sync(0xffffffffu, threadIdx.x % kWarpgroupThreads / kWarpThreads, 0)),
+        query_(ptx::uniform(ptx::shared_address(smem.q))),
+        p_(ptx::uniform(ptx::shared_address(smem.p))) {}
+
+  __device__ void run() {
+    for (;;) {
+      ptx::mbarrier_wait(ptx::shared_address(&smem_.piece_full[piece_.index]), piece_.phase);
+      const Work& work = smem_.work[piece_.index];
+      // PERF: as an uniform number it keeps all that is counted along with it out of the lanes' registers.
+      const auto num_blocks = static_cast<std::int32_t>(ptx::uniform(static_cast<std::uint32_t>(work.num_blocks)));
+      if (num_blocks == Work::kNoMoreWork) return;
+      begin_piece(work);
+      clear_output();
+      for (std::int32_t block = 0; block < num_blocks; ++block) {
+        if (block % kMathGroups == 0 && block + group_ < num_blocks) score_block();
+        accumulate(block % kMathGroups);
+      }
+      // The owner of the last block knows the sums.
+      if (group_ == max(num_blocks - 1, 0) % kMathGroups) publish_totals(work);
+      ptx::mbarrier_wait(ptx::shared_address(&smem_.totals_full), piece_.index % 2);
+      store_results(work);
+      __syncwarp();
+      if (ptx::lane_id_here() == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.piece_empty[piece_.index]));
+      piece_.advance();
+    }
+  }
+
+ private:
+  // Both groups: the query's panels, and what a piece begins with.
+  __device__ void begin_piece(const Work& work) {
+    const int lane = ptx::lane_id_here();
+    load_q(params_.problem, smem_, work, first_head_of_block<Config>(params_), group_ * kWarpsPerWarpgroup + warp_, lane);
+    if (group_ == 0) {
+#pragma unroll
+      for (int j = 0; j < Config::kHeads / 8; ++j) {
+        thread_sums(smem_, warp_, lane)[j * kWarpgroupThreads] = make_float2(0.0f, 0.0f);
+      }
+      if (is_first_thread()) smem_.piece = {false, false, -INFINITY};
+    }
+    // SYNC: the query was written by ordinary stores and is read by the tensor cores.
+    ptx::fence_proxy_async();
+    ptx::named_barrier_sync(kMathBarrier, kMathThreads);
+  }
+
+  __device__ void clear_output() {
+#pragma unroll
+    for (auto& tile : output_) {
+#pragma unroll
+      for (float& value : tile) value = 0.0f;
+    }
+  }
+
+  // From rows to P, sums and references of a block of this group.
+  __device__ void score_block() {
+    const auto ring = group_ == 0 ? stage_ : stage_.next();
+    const std::uint32_t stage = ring.index;
+    ptx::mbarrier_wait(ptx::shared_address(&smem_.kv_full[stage]), ring.phase);
+    ptx::Accumulator<Config::kHeads> scores;
+    TokenUnits units;
+    score(scores, units, stage);
+    // The softmax of the block before is done (group 0 accumulated it already), and everybody with this group's last P.
+    if (group_ != 0) ptx::mbarrier_wait(ptx::shared_address(&smem_.p_full[0]), phase_of(0));
+    ptx::mbarrier_wait(ptx::shared_address(&smem_.p_empty[group_]), phase_of(group_) ^ 1u);
+    if (is_first_thread()) smem_.rescale[group_].needed = 0;
+
+    const int lane = ptx::lane_id_here();
+    const bool needs_care = isnan(units[0]) || isnan(units[1]);
+    const float most = to_exponents<Config>(scores, smem_, units, lane);
+    TokenFactors inverse = {inverse_unit(units[0]), inverse_unit(units[1])};
+    if (__builtin_expect(any_of_group(most > smem_.piece.raise_above || needs_care), 0)) {
+      if (look_into(scores, units, stage, most, needs_care)) inverse[0] = inverse[1] = 0.0f;
+    }
+    store_probabilities<Config>(scores, smem_, smem_.p[group_], inverse, warp_, ptx::lane_id_here());
+    // SYNC: P was written by ordinary stores and is read by the tensor cores.
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (ptx::lane_id_here() == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.p_full[group_]));
+  }
+
+  __device__ void score(ptx::Accumulator<Config::kHeads>& scores, TokenUnits& units, std::uint32_t stage) {
+    const int lane = ptx::lane_id_here();
+    float4 scales;
+    score_qk<Config>(scores, query_, smem_.rows[stage], smem_.factors[group_], warp_, lane, [&](int pair) {
+      // PERF: loaded a pair before they are needed, since a warp waits for its loads in order.
+      const int token = warp_ * kTokensPerWarp + ptx::lane_id_here() % kTokensPerWarp;
+      if (pair == 1) scales = smem_.rows[stage].scales(token);
+      if (pair == 2 && ptx::lane_id_here() < kTokensPerWarp) {
+        prepare_factors(smem_.factors[group_], smem_.value_scales[stage], scales, smem_.valid[stage][token], token);
+      }
+      if (pair == 3) __syncwarp();
+      if (pair == kScorePairs - 1) {
+        const float* unit = &smem_.factors[group_].unit[warp_ * kTokensPerWarp + ptx::lane_id_here() / 4];
+        units[0] = unit[0];
+        units[1] = unit[8];
+      }
+    });
+  }
+
+  // Seldom: for a block with tokens that need care, or with scores that left their references behind. True: its sums
+  // are taken, as far ones.
+  __device__ bool look_into(ptx::Accumulator<Config::kHeads>& scores, TokenUnits& units, std::uint32_t stage,
+                            float most, bool needs_care) {
+    const PieceState piece = smem_.piece;
+    const bool care = any_of_group(needs_care);
+    if (care) {
+      score_qk_carefully<Config>(scores, query_, smem_.rows[stage], warp_, ptx::lane_id_here());
+      load_units(units, smem_.rows[stage], ptx::lane_id_here());
+      most = to_exponents<Config>(scores, smem_, units, ptx::lane_id_here());
+    }
+    const bool far_sums = piece.far_sums || care;
+    if (far_sums != piece.far_sums) {
+      const int head = warp_ * kWarpThreads + ptx::lane_id_here();
+      if (head < Config::kHeads) smem_.far_reference[head] = piece.seen_valid ? 0.0f : -INFINITY;
+    }
+    const bool raise = any_of_group(most > (piece.seen_valid ? kLazyRaiseLog2 : -INFINITY));
+    if (is_first_thread()) {
+      const bool seen_valid = piece.seen_valid || raise;
+      smem_.piece = {seen_valid, far_sums, seen_valid && !far_sums ? kLazyRaiseLog2 : -INFINITY};
+    }
+    if (raise) raise_references<Config>(scores, smem_, group_, !piece.seen_valid, far_sums, warp_);
+    if (far_sums) add_far_sums<Config>(scores, smem_, group_, units, warp_);
+    return far_sums;
+  }
+
+  // PV of the block whose P is the next one of `owner`.
+  __device__ void accumulate(int owner) {
+    ptx::mbarrier_wait(ptx::shared_address(&smem_.p_full[owner]), phase_of(owner));
+    const Rescale<Config>& rescale = smem_.rescale[owner];
+    if (__builtin_expect(rescale.needed != 0, 0)) rescale_output(rescale);
+    const std::uint32_t stage = stage_.index;
+    accumulate_pv<Config>(output_, p_ + owner * sizeof(Probabilities), smem_.rows[stage], smem_.value_scales[stage], group_, warp_,
+                          ptx::lane_id_here(), [&](int step) {
+                            if (ptx::lane_id_here() == 0) {
+                              ptx::mbarrier_arrive(ptx::shared_address(&smem_.kv_empty[stage][step]));
+                            }
+                          });
+    if (ptx::lane_id_here() == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.p_empty[owner]));
+    stage_.advance();
+    p_phases_ ^= 1u << owner;
+  }
+
+  __device__ void rescale_output(const Rescale<Config>& rescale) {
+    const int lane = ptx::lane_id_here();
+#pragma unroll
+    for (int j = 0; j < Config::kHeads / 8; ++j) {
+      const float2 by = *reinterpret_cast<const float2*>(&rescale.by[8 * j + lane % 4 * 2]);
+#pragma unroll
+      for (auto& tile : output_) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) tile[4 * j + i] *= i % 2 == 0 ? by.x : by.y;
+      }
+    }
+  }
+
+  // Units of tokens that need care, instead of NaN.
+  __device__ void load_units(TokenUnits& units, const RowBlock& block, int lane) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int token = warp_ * kTokensPerWarp + lane / 4 + 8 * r;
+      if (isnan(units[r])) units[r] = static_cast<float>(unit_exponent(block.scales(token)));
+    }
+  }
+
+  // At the end of a piece, one group: lse to memory, and for both groups what turns accumulators into results.
+  __device__ void publish_totals(const Work& work) {
+    const int lane = ptx::lane_id_here();
+#pragma unroll
+    for (int h = 0; h < Config::kHeads / 4; ++h) {
+      const float2& own = thread_sums(smem_, warp_, lane)[h / 2 * kWarpgroupThreads];
+      const float sum = sum_over_rows(h % 2 == 0 ? own.x : own.y);
+      if (lane < 4) smem_.of_warp[warp_][head_of(h, lane)] = sum;
+    }
+    ptx::named_barrier_sync(kGroupBarrier + group_, kWarpgroupThreads);
+    const int row = warp_ * kWarpThreads + lane;
+    if (row < Config::kHeads) smem_.totals[row] = finish_head(work, row);
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.totals_full));
+  }
+
+  // Stores the lse of a head and returns the multiplier for its accumulators.
+  __device__ float finish_head(const Work& work, int row) {
+    const DecodeProblem& problem = params_.problem;
+    const int head = first_head_of_block<Config>(params_) + row;
+    if (head >= problem.h_q) return 0.0f;
+    const float sum = (smem_.of_warp[0][row] + smem_.of_warp[1][row]) +  //
+                      (smem_.of_warp[2][row] + smem_.of_warp[3][row]);
+    const PieceState piece = smem_.piece;
+    const float far = piece.far_sums ? smem_.far_reference[row] : 0.0f;
+    const float lse = piece.seen_valid ? (smem_.head[row].reference + far + log2f(sum)) * kLn2 : -INFINITY;
+    const float multiplier = piece.seen_valid ? exp2f(-far) / sum : 0.0f;
+    if (work.piece.slot != tile::Piece::kWholeRow) {
+      params_.part_lse[std::int64_t{work.piece.slot} * problem.h_q + head] = lse;
+      return multiplier;
+    }
+    problem.lse[work.request * problem.lse_stride_b + work.query_token * problem.lse_stride_s +
+                head * problem.lse_stride_h] = lse;
+    if (problem.attn_sink == nullptr) return multiplier;
+    return multiplier * tile::sink_multiplier(lse, problem.attn_sink[head * problem.attn_sink_stride]);
+  }
+
+  __device__ void store_results(const Work& work) {
+    const DecodeProblem& problem = params_.problem;
+    const int first_head = first_head_of_block<Config>(params_);
+    const bool whole = work.piece.slot == tile::Piece::kWholeRow;
+    bf16_t* out = whole ? problem.out + work.request * problem.out_stride_b + work.query_token * problem.out_stride_s +
+                              first_head * problem.out_stride_h
+                        : nullptr;
+    float* part = params_.part_out + (std::int64_t{work.piece.slot} * problem.h_q + first_head) * kValueDim;
+    store_out<Config>(output_, smem_.totals, out, problem.out_stride_h, part, problem.h_q - first_head,
+                      group_ * kColumnsPerGroup + warp_ * kColumnsPerWarp);
+  }
+
+  __device__ bool is_first_thread() const {
+    return warp_ == 0 && ptx::lane_id_here() == 0;
+  }
+  __device__ bool any_of_group(bool vote) const {
+    return ptx::named_barrier_any(kGroupBarrier + group_, kWarpgroupThreads, vote);
+  }
+  // Parity of the next P of `owner` that this group accumulates.
+  __device__ std::uint32_t phase_of(int owner) const {
+    return p_phases_ >> owner & 1u;
+  }
+
+  const SplitParams& params_;
+  SmemPlan<Config>& smem_;
+  int group_, warp_;
+  std::uint32_t query_, p_;  // shared addresses, the same in all lanes as far as the compiler knows
+  Ring<Config::kStages> stage_;  // of the next block to accumulate
+  Ring<kPieceSlots> piece_;
+  std::uint32_t p_phases_ = 0;
+  OutputTiles<Config::kHeads> output_;
+};
+
+}  // namespace chiasma::sm90_sparse_fp8_seesaw
