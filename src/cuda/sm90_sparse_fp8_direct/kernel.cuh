@@ -45,6 +45,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
     smem.query_phase = 1;
     smem.unit = params.schedule.first_unit(group);
   }
+  ptx::grid_dependency_wait();
   __syncthreads();
 
   switch (static_cast<Role>(threadIdx.x / kWarpgroupThreads)) {
