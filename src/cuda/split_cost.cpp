@@ -10,9 +10,10 @@ namespace {
 constexpr double kBytesPerTbAndUs = 1e6;
 
 // Measured on an H200 (driver 580.159.04, 2026-11-30) as the difference between graphs of calls with and without the
-// merge: 1 to 64 requests, 16 to 128 heads, 2 to 32 parts.
-constexpr double kMergeStartUs = 2.6;
-constexpr double kMergeTbPerS = 8.0;  // of parts, which are in L2
+// merge: 1 to 32 requests of 16 and 128 heads, 2 to 32 parts; within 0.4 us, 0.8 for 2 parts of 32 requests.
+constexpr double kMergeStartUs = 2.1;
+constexpr double kMergePartUs = 0.06;  // for every part of a row
+constexpr double kMergeTbPerS = 12.0;  // of parts, which are in L2
 // More where parts have to be looked up because rows are cut anywhere.
 constexpr double kMergeLookUpUs = 1.0;
 // Random rows from DRAM, and a call that does nothing else.
@@ -92,6 +93,14 @@ Best best_schedule(const PlanRequest& request, const GroupShape& shape, const He
   return best;
 }
 
+double merge_us(const tile::Schedule& schedule, double part_bytes) {
+  if (part_bytes == 0) return 0;
+  const double us = kMergeStartUs + part_bytes / (kMergeTbPerS * kBytesPerTbAndUs);
+  if (schedule.fixed_units) return us + schedule.units_per_row * kMergePartUs;
+  const double parts_per_row = static_cast<double>(schedule.num_groups) / schedule.num_rows + 1;
+  return us + parts_per_row * kMergePartUs + kMergeLookUpUs;
+}
+
 }  // namespace
 
 double estimate_us(const PlanRequest& request, const tile::Schedule& schedule, const HeadCost& heads,
@@ -104,12 +113,7 @@ double estimate_us(const PlanRequest& request, const tile::Schedule& schedule, c
   const double row_bytes = static_cast<double>(schedule.num_rows) * schedule.blocks_per_row * kScheduledTokens *
                            static_cast<double>(v32::kRowBytes);
   const double gather_us = kGatherStartUs + row_bytes / (kGatherTbPerS * kBytesPerTbAndUs);
-  double merge_us = 0;
-  if (load.num_parts > 0) {
-    merge_us = kMergeStartUs + part_bytes / (kMergeTbPerS * kBytesPerTbAndUs);
-    if (!schedule.fixed_units) merge_us += kMergeLookUpUs;
-  }
-  return std::max(work_us, gather_us) + merge_us;
+  return std::max(work_us, gather_us) + merge_us(schedule, part_bytes);
 }
 
 const HeadCost& full_heads(const KernelCost& cost, int h_q) {
@@ -124,20 +128,21 @@ Cut choose_cut(const PlanRequest& request, const KernelCost& cost) {
   const HeadCost& full = full_heads(cost, h_q);
   if (request.num_splits > 0 || request.batch_invariant) {
     const GroupShape shape = shape_of(h_q, full.heads);
-    return {shape, make_schedule(request, shape), "heads: as many as one thread block takes, whatever the batch"};
+    const tile::Schedule schedule = make_schedule(request, shape);
+    return {shape, schedule, estimate_us(request, schedule, full, cost),
+            "heads: as many as one thread block takes, whatever the batch"};
   }
-  Cut cut{shape_of(h_q, full.heads), {}, {}};
-  Best best;
+  Cut cut{shape_of(h_q, full.heads), {}, INFINITY, {}};
   std::string estimates;
   for (const HeadCost& heads : cost.heads) {
     if (heads.heads > full.heads) break;
     const GroupShape shape = shape_of(h_q, heads.heads);
     const Best own = best_schedule(request, shape, heads, cost);
     estimates += concat(estimates.empty() ? "" : ", ", heads.heads, " heads ", microseconds(own.us));
-    if (own.us > best.us) continue;  // of equals the one with more heads, which reads rows less often
-    best = own;
+    if (own.us > cut.us) continue;  // of equals the one with more heads, which reads rows less often
     cut.shape = shape;
     cut.schedule = own.schedule;
+    cut.us = own.us;
   }
   cut.reason = concat("estimated us at best: ", estimates);
   return cut;

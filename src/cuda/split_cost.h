@@ -25,6 +25,7 @@ struct KernelCost {
 struct Cut {
   GroupShape shape;
   tile::Schedule schedule;
+  double us;           // estimated, of decode and merge together
   std::string reason;  // with the estimates that decided
 };
 

@@ -104,7 +104,7 @@ SplitPlan::SplitPlan(const PlanRequest& request, const Cut& cut)
       is_empty_(request.problem.num_rows() == 0) {}
 
 SplitPlan::SplitPlan(const PlanRequest& request, const GroupShape& shape)
-    : SplitPlan(request, Cut{shape, make_schedule(request, shape), {}}) {}
+    : SplitPlan(request, Cut{shape, make_schedule(request, shape), 0, {}}) {}
 
 SplitPlan::SplitPlan(const PlanRequest& request, const KernelCost& cost)
     : SplitPlan(request, choose_cut(request, cost)) {}
@@ -124,7 +124,7 @@ Status SplitPlan::run(const DecodeProblem& problem, void* workspace, void* strea
   CHIASMA_RETURN_IF_ERROR(check_strides(problem, problem.q, problem.out));
   const gpu::DeviceScope scope(device_);
   CHIASMA_RETURN_IF_ERROR(scope.status());
-  SplitParams params{problem, schedule_, nullptr, nullptr};
+  SplitParams params{problem, schedule_, nullptr, nullptr, combine::is_large(schedule_, h_q_)};
   if (schedule_.num_slots() > 0) {
     params.part_out = static_cast<float*>(workspace);
     params.part_lse = reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + out_bytes());

@@ -41,6 +41,8 @@ struct SplitParams {
   tile::Schedule schedule;
   float* part_out;  // [schedule.num_slots(), h_q, 512], normalised
   float* part_lse;  // [schedule.num_slots(), h_q], natural log; -infinity: the part is empty and its out unwritten
+  // Whether the kernel lets the merge's thread blocks start as soon as its first warps are done, or only by its last.
+  bool merge_starts_early;
 };
 
 class SplitPlan : public PlannedDecode {
@@ -60,6 +62,7 @@ class SplitPlan : public PlannedDecode {
     return static_cast<unsigned>(schedule_.num_groups) * static_cast<unsigned>(shape_.blocks_per_group);
   }
   int heads_per_block() const { return shape_.heads_per_block; }
+  int h_q() const { return h_q_; }
   std::int32_t device() const { return device_; }
 
  private:

@@ -208,13 +208,11 @@ cudaError_t launch_with(const Params& params, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch(const Params& params, cudaStream_t stream) {
-  const std::int64_t candidates = params.schedule.num_candidates();
-  if (candidates <= 0) return cudaSuccess;
-  // PERF: two warps a head are faster up to about this many heads, one warp beyond; four are never (H200, 2026-11-30:
-  // 16 parts of 128 heads 2.6 against 3.7 us, 4 parts of 2,048 heads 5.2 against 3.9 us).
-  constexpr std::int64_t kFewHeads = 1024;
-  if (candidates * params.problem.h_q <= kFewHeads) return launch_with<Sharing<2>>(params, stream);
-  return launch_with<Sharing<1>>(params, stream);
+  if (params.schedule.num_candidates() <= 0) return cudaSuccess;
+  // PERF: two warps a head are faster for few heads, one for many, four never (H200, 2026-11-30: 16 parts of 128 heads
+  // 2.6 against 3.7 us, 4 parts of 2,048 heads 5.2 against 3.9 us).
+  if (is_large(params.schedule, params.problem.h_q)) return launch_with<Sharing<1>>(params, stream);
+  return launch_with<Sharing<2>>(params, stream);
 }
 
 }  // namespace chiasma::combine

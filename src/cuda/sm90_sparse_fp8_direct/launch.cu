@@ -66,4 +66,8 @@ std::unique_ptr<PlannedDecode> plan(const PlanRequest& request) {
   return std::make_unique<Plan>(request);
 }
 
+double estimate_us(const PlanRequest& request) {
+  return choose_cut(request, kCost).us;
+}
+
 }  // namespace chiasma::sm90_sparse_fp8_direct
