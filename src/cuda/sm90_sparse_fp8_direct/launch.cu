@@ -18,7 +18,7 @@ namespace {
 constexpr KernelCost kCost = {
     {{{8, 6.3, 1.17}, {16, 6.7, 1.28}, {32, 7.7, 1.55}, {64, 10.0, 2.32}}},
     3.5,
-    2.4,
+    20.0,
 };
 static_assert(kCost.heads.front().heads == kMinHeadsPerCta && kCost.heads.back().heads == kMaxHeadsPerCta);
 
