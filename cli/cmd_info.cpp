@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/device.h"
 #include "cli/error.h"
 #include "cpu/decode.h"
 #include "format/kv_format.h"
@@ -40,40 +41,46 @@ void print_kernels() {
   }
 }
 
-chiasma_tensor shape_only(chiasma_dtype dtype, std::initializer_list<std::int64_t> shape) {
-  return chiasma_contiguous(nullptr, dtype, {CHIASMA_CPU, 0}, static_cast<std::int32_t>(shape.size()), shape.begin());
-}
+// Tensors without data on some device.
+struct Shapes {
+  chiasma_device device;
 
-chiasma_tensor shape_of_cache(const harness::Case& spec, std::int64_t pool, std::int64_t page) {
+  chiasma_tensor of(chiasma_dtype dtype, std::initializer_list<std::int64_t> shape) const {
+    return chiasma_contiguous(nullptr, dtype, device, static_cast<std::int32_t>(shape.size()), shape.begin());
+  }
+};
+
+chiasma_tensor shape_of_cache(const Shapes& shapes, const harness::Case& spec, std::int64_t pool, std::int64_t page) {
   const auto format = static_cast<KvFormat>(spec.fmt);
   const std::int64_t num_pages = spec.b * ((pool + page - 1) / page);
   const chiasma_dtype dtype = format == KvFormat::bf16 ? CHIASMA_BFLOAT16 : CHIASMA_UINT8;
-  chiasma_tensor cache = shape_only(dtype, {num_pages, page, token_extent(format)});
+  chiasma_tensor cache = shapes.of(dtype, {num_pages, page, token_extent(format)});
   if (format == KvFormat::v4) cache.stride[0] = chiasma_kv_page_bytes(spec.fmt, page);
   return cache;
 }
 
 // Plans look at shapes alone, so the case needs no memory, however large it is.
-void print_plan(const std::string& line) {
+void print_plan(const std::string& line, const std::string& device) {
   harness::Case spec;
   std::string error;
   if (!harness::parse_case(line, &spec, &error)) fail_input("--case: {}", error);
+  const Shapes shapes{open_device(device, "")->id()};
   const std::int64_t width = key_dim(static_cast<KvFormat>(spec.fmt));
   chiasma_decode_args args{};
   args.format = spec.fmt;
   args.sm_scale = spec.sm_scale();
-  args.q = shape_only(CHIASMA_BFLOAT16, {spec.b, spec.sq, spec.h, width});
-  args.kv_cache = shape_of_cache(spec, spec.pool, spec.page);
-  args.indices = shape_only(CHIASMA_INT32, {spec.b, spec.sq, spec.topk});
-  if (spec.len != harness::LengthMode::kNone) args.topk_length = shape_only(CHIASMA_INT32, {spec.b});
-  if (spec.sink != harness::SinkMode::kNone) args.attn_sink = shape_only(CHIASMA_FLOAT32, {spec.h});
+  args.q = shapes.of(CHIASMA_BFLOAT16, {spec.b, spec.sq, spec.h, width});
+  args.kv_cache = shape_of_cache(shapes, spec, spec.pool, spec.page);
+  args.indices = shapes.of(CHIASMA_INT32, {spec.b, spec.sq, spec.topk});
+  if (spec.len != harness::LengthMode::kNone) args.topk_length = shapes.of(CHIASMA_INT32, {spec.b});
+  if (spec.sink != harness::SinkMode::kNone) args.attn_sink = shapes.of(CHIASMA_FLOAT32, {spec.h});
   if (spec.has_extra()) {
-    args.extra_kv_cache = shape_of_cache(spec, spec.xpool, spec.xpage);
-    args.extra_indices = shape_only(CHIASMA_INT32, {spec.b, spec.sq, spec.xtopk});
-    if (spec.xlen != harness::LengthMode::kNone) args.extra_topk_length = shape_only(CHIASMA_INT32, {spec.b});
+    args.extra_kv_cache = shape_of_cache(shapes, spec, spec.xpool, spec.xpage);
+    args.extra_indices = shapes.of(CHIASMA_INT32, {spec.b, spec.sq, spec.xtopk});
+    if (spec.xlen != harness::LengthMode::kNone) args.extra_topk_length = shapes.of(CHIASMA_INT32, {spec.b});
   }
-  args.out = shape_only(CHIASMA_BFLOAT16, {spec.b, spec.sq, spec.h, kValueDim});
-  args.lse = shape_only(CHIASMA_FLOAT32, {spec.b, spec.sq, spec.h});
+  args.out = shapes.of(CHIASMA_BFLOAT16, {spec.b, spec.sq, spec.h, kValueDim});
+  args.lse = shapes.of(CHIASMA_FLOAT32, {spec.b, spec.sq, spec.h});
   chiasma_plan_options options{};
   options.num_splits = static_cast<std::int32_t>(spec.splits);
   options.batch_invariant = spec.invariant ? 1 : 0;
@@ -93,13 +100,15 @@ void print_info() {
 
 void register_info(CLI::App& app, int& exit_code) {
   auto line = std::make_shared<std::string>();
+  auto device = std::make_shared<std::string>("auto");
   CLI::App* command = app.add_subcommand("info", "Version, devices, and kernels with what each supports");
   command->add_option("--case", *line, "print the plan for this case line instead, such as \"decode b=8 h=128\"");
-  command->callback([line, &exit_code] {
+  command->add_option("--device", *device, "of that plan: " + std::string(kDeviceHelp))->capture_default_str();
+  command->callback([line, device, &exit_code] {
     if (line->empty()) {
       print_info();
     } else {
-      print_plan(*line);
+      print_plan(*line, *device);
     }
     exit_code = kExitOk;
   });

@@ -1,6 +1,7 @@
 #include "api/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 #include "api/devices.h"
@@ -60,33 +61,23 @@ Status find_wanted(const WantedKernel& wanted, chiasma_device_kind kind, const K
 }
 
 Status select(const PlanRequest& request, const WantedKernel& wanted, const Kernel** chosen, std::string* reason) {
-  if (wanted.name != nullptr) {
-    CHIASMA_RETURN_IF_ERROR(find_wanted(wanted, request.device.device.kind, chosen));
-    const Status verdict = check_request(**chosen, request);
-    if (!verdict.ok()) return {verdict.code(), concat("kernel '", wanted.name, "': ", verdict.message())};
-    *reason = concat("asked for by ", wanted.source);
-    return {};
-  }
-  std::string refusals;
-  const Kernel* fallback = nullptr;
-  for (const Kernel& kernel : registered_kernels()) {
-    if (kernel.info.device_kind != request.device.device.kind) continue;
-    const Status verdict = check_request(kernel, request);
-    if (verdict.ok() && (kernel.suits == nullptr || kernel.suits(request))) {
-      *chosen = &kernel;
-      *reason = refusals.empty() ? "first choice for this problem" : concat("after passing over:", refusals);
-      return {};
-    }
-    if (verdict.ok() && fallback == nullptr) fallback = &kernel;
-    refusals += concat("\n  ", kernel.info.name, ": ", verdict.ok() ? "another is faster here" : verdict.message());
-  }
-  if (fallback != nullptr) {
-    *chosen = fallback;
-    *reason = "no other kernel can do it";
-    return {};
-  }
-  return unsupported("no kernel for this problem on ", device_text(request.device.device),
-                     refusals.empty() ? "; this build has none for that kind of device" : ":", refusals);
+  if (wanted.name == nullptr) return select_kernel(registered_kernels(), request, chosen, reason);
+  CHIASMA_RETURN_IF_ERROR(find_wanted(wanted, request.device.device.kind, chosen));
+  const Status verdict = check_request(**chosen, request);
+  if (!verdict.ok()) return {verdict.code(), concat("kernel '", wanted.name, "': ", verdict.message())};
+  *reason = concat("asked for by ", wanted.source);
+  return {};
+}
+
+// NaN where nobody has estimated, or where the batch must not decide.
+double estimate_of(const Kernel& kernel, const PlanRequest& request) {
+  if (kernel.estimate_us == nullptr || request.batch_invariant || request.num_splits > 0) return std::nan("");
+  return kernel.estimate_us(request);
+}
+
+std::string estimate_text(double us) {
+  return std::isnan(us) ? std::string("first choice for this problem")
+                        : concat("estimated at ", std::round(us * 10) / 10, " us");
 }
 
 std::string problem_text(const DecodeProblem& problem) {
@@ -137,6 +128,42 @@ Status check_matches_plan(const chiasma_decode_args& planned, const chiasma_deco
 }
 
 }  // namespace
+
+Status select_kernel(std::span<const Kernel> kernels, const PlanRequest& request, const Kernel** chosen,
+                     std::string* reason) {
+  std::string others;
+  const Kernel* best = nullptr;
+  const Kernel* fallback = nullptr;
+  double best_us = 0;
+  const auto pass_over = [&](const Kernel& kernel, const std::string& why) {
+    others += concat("\n  ", kernel.info.name, ": ", why);
+  };
+  for (const Kernel& kernel : kernels) {
+    if (kernel.info.device_kind != request.device.device.kind) continue;
+    const Status verdict = check_request(kernel, request);
+    if (!verdict.ok() || (kernel.suits != nullptr && !kernel.suits(request))) {
+      if (best == nullptr) pass_over(kernel, verdict.ok() ? "another is faster here" : verdict.message());
+      if (verdict.ok() && fallback == nullptr) fallback = &kernel;
+      continue;
+    }
+    // Comparisons with NaN are false: without estimates the order of preference decides.
+    const double us = estimate_of(kernel, request);
+    if (best != nullptr && us >= best_us) pass_over(kernel, estimate_text(us));
+    if (best != nullptr && us < best_us) pass_over(*best, estimate_text(best_us));
+    if (best == nullptr || us < best_us) {
+      best = &kernel;
+      best_us = us;
+    }
+  }
+  *chosen = best != nullptr ? best : fallback;
+  if (*chosen == nullptr) {
+    return unsupported("no kernel for this problem on ", device_text(request.device.device),
+                       others.empty() ? "; this build has none for that kind of device" : ":", others);
+  }
+  *reason = best == nullptr ? std::string("no other kernel can do it")
+                            : concat(estimate_text(best_us), others.empty() ? "" : "; passed over:", others);
+  return {};
+}
 
 Status choose_kernel(const DecodeProblem& problem, const chiasma_device_info& device,
                      const chiasma_plan_options* options, Choice* choice) {

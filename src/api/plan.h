@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 
 #include "api/registry.h"
@@ -9,12 +10,15 @@
 
 namespace chiasma {
 
-// Chooses among the registry for problem on device. options may be null; options->device_info is not looked at here.
 struct Choice {
   const Kernel* kernel;
   std::unique_ptr<PlannedDecode> planned;
   std::string text;
 };
+// Which of `kernels` does the request, and why.
+Status select_kernel(std::span<const Kernel> kernels, const PlanRequest& request, const Kernel** chosen,
+                     std::string* reason);
+// Chooses among the registry for problem on device. options may be null; options->device_info is not looked at here.
 Status choose_kernel(const DecodeProblem& problem, const chiasma_device_info& device,
                      const chiasma_plan_options* options, Choice* choice);
 

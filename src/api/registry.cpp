@@ -64,7 +64,8 @@ const std::array kKernels = {
             "v32 caches; 1..128 heads (padded to 8, 16, 32, 64 or 128); every option; compute capability 9.0"},
            check_split_request,
            nullptr,
-           sm90_sparse_fp8_direct::plan},
+           sm90_sparse_fp8_direct::plan,
+           sm90_sparse_fp8_direct::estimate_us},
     Kernel{{"sm90_sparse_fp8_crossover", CHIASMA_CUDA,
             "Hopper, f16 tensor cores; the two thread blocks of a cluster dequantise half of the rows each and "
             "exchange them",

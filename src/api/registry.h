@@ -44,9 +44,13 @@ struct Kernel {
   bool (*suits)(const PlanRequest& request);
   // Called only after check() said OK. Pure.
   std::unique_ptr<PlannedDecode> (*plan)(const PlanRequest& request);
+  // Microseconds by the kernel's cost model, or null. Only automatic choice asks, and not where the batch must not
+  // matter.
+  double (*estimate_us)(const PlanRequest& request) = nullptr;
 };
 
 // In order of preference: the first of the right device kind that suits is chosen, else the first whose check() passes.
+// If that one has an estimate, a later one that suits and is estimated to be faster takes its place.
 std::span<const Kernel> registered_kernels();
 // Null if there is none of that name.
 const Kernel* find_kernel(const char* name);

@@ -4,6 +4,7 @@
 
 #include "cuda/combine/combine.h"
 #include "cuda/runtime.h"
+#include "cuda/split_cost.h"
 
 namespace chiasma {
 namespace {
@@ -66,41 +67,56 @@ Status check_split_request(const PlanRequest& request) {
   return check_strides(request.problem, nullptr, nullptr);
 }
 
-tile::Schedule make_schedule(const PlanRequest& request, const GroupShape& shape) {
+std::int32_t num_groups_that_fit(const PlanRequest& request, const GroupShape& shape) {
+  return std::max(1, request.device.compute_units / shape.blocks_per_group);
+}
+
+tile::Schedule make_schedule(const PlanRequest& request, const GroupShape& shape, std::int32_t parts) {
   const DecodeProblem& problem = request.problem;
   tile::Schedule schedule{};
   schedule.num_rows = static_cast<std::int32_t>(problem.num_rows());
   schedule.blocks_per_row =
       static_cast<std::int32_t>(std::max<std::int64_t>(1, ceil_div(problem.selection.topk, kScheduledTokens)));
-  schedule.blocks_per_unit = 1;
-  const int groups = std::max(1, request.device.compute_units / shape.blocks_per_group);
-  // Whole rows where the batch must not matter; a given number of parts where the caller asks for one.
-  schedule.fixed_units = request.num_splits > 0 || request.batch_invariant;
-  if (schedule.fixed_units) {
-    schedule.blocks_per_unit =
-        static_cast<std::int32_t>(ceil_div(schedule.blocks_per_row, std::max(1, request.num_splits)));
-  } else if (whole_rows_are_even(problem.num_rows(), groups)) {
-    schedule.blocks_per_unit = schedule.blocks_per_row;
-  }
+  schedule.fixed_units = parts != kPartsAnywhere;
+  schedule.blocks_per_unit =
+      schedule.fixed_units ? static_cast<std::int32_t>(ceil_div(schedule.blocks_per_row, parts)) : 1;
   schedule.units_per_row = static_cast<std::int32_t>(ceil_div(schedule.blocks_per_row, schedule.blocks_per_unit));
-  schedule.num_groups = static_cast<std::int32_t>(std::clamp<std::int32_t>(schedule.num_units(), 1, groups));
+  schedule.num_groups =
+      static_cast<std::int32_t>(std::clamp<std::int32_t>(schedule.num_units(), 1, num_groups_that_fit(request, shape)));
   return schedule;
 }
 
-SplitPlan::SplitPlan(const PlanRequest& request, const GroupShape& shape)
-    : schedule_(make_schedule(request, shape)),
-      shape_(shape),
+tile::Schedule make_schedule(const PlanRequest& request, const GroupShape& shape) {
+  if (request.num_splits > 0 || request.batch_invariant) {
+    // Whole rows where the batch must not matter; a given number of parts where the caller asks for one.
+    return make_schedule(request, shape, std::max(1, request.num_splits));
+  }
+  const bool is_even = whole_rows_are_even(request.problem.num_rows(), num_groups_that_fit(request, shape));
+  return make_schedule(request, shape, is_even ? 1 : kPartsAnywhere);
+}
+
+SplitPlan::SplitPlan(const PlanRequest& request, const Cut& cut)
+    : schedule_(cut.schedule),
+      shape_(cut.shape),
+      reason_(cut.reason),
       device_(request.device.device.index),
       h_q_(request.problem.h_q),
       is_empty_(request.problem.num_rows() == 0) {}
 
+SplitPlan::SplitPlan(const PlanRequest& request, const GroupShape& shape)
+    : SplitPlan(request, Cut{shape, make_schedule(request, shape), 0, {}}) {}
+
+SplitPlan::SplitPlan(const PlanRequest& request, const KernelCost& cost)
+    : SplitPlan(request, choose_cut(request, cost)) {}
+
 std::string SplitPlan::describe() const {
-  const char* cut = schedule_.units_per_row == 1 ? "; rows stay whole, which costs less here than merging parts"
-                    : schedule_.fixed_units      ? "; every row in the same parts"
-                                                 : "; cut where the groups' equal shares end";
+  const std::string cut = schedule_.units_per_row == 1 ? "; rows stay whole, which costs less here than merging parts"
+                          : schedule_.fixed_units ? concat("; every row in ", schedule_.units_per_row, " equal parts")
+                                                  : "; cut where the groups' equal shares end";
   return concat("groups: ", schedule_.num_groups, " of ", shape_.blocks_per_group, " thread blocks",
                 shape_.is_cluster ? " (a cluster)" : "", " for ", shape_.heads_per_block, " heads each, ",
-                schedule_.num_units(), " units of ", schedule_.blocks_per_unit * kScheduledTokens, " entries", cut);
+                schedule_.num_units(), " units of ", schedule_.blocks_per_unit * kScheduledTokens, " entries", cut,
+                reason_.empty() ? "" : "\n", reason_);
 }
 
 Status SplitPlan::run(const DecodeProblem& problem, void* workspace, void* stream) const {
@@ -108,7 +124,7 @@ Status SplitPlan::run(const DecodeProblem& problem, void* workspace, void* strea
   CHIASMA_RETURN_IF_ERROR(check_strides(problem, problem.q, problem.out));
   const gpu::DeviceScope scope(device_);
   CHIASMA_RETURN_IF_ERROR(scope.status());
-  SplitParams params{problem, schedule_, nullptr, nullptr};
+  SplitParams params{problem, schedule_, nullptr, nullptr, combine::is_large(schedule_, h_q_)};
   if (schedule_.num_slots() > 0) {
     params.part_out = static_cast<float*>(workspace);
     params.part_lse = reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + out_bytes());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "api/registry.h"
 #include "cuda/tile/schedule.h"
@@ -21,7 +22,18 @@ struct GroupShape {
 // What every such kernel needs of a problem: a Hopper GPU, a v32 cache, 32-bit counts, strides for 16-byte accesses.
 Status check_split_request(const PlanRequest& request);
 
+// Groups that the device has multiprocessors for; at least one.
+std::int32_t num_groups_that_fit(const PlanRequest& request, const GroupShape& shape);
+
+// Rows in parts of equal length, or cut wherever the groups' equal shares end.
+inline constexpr std::int32_t kPartsAnywhere = 0;
+tile::Schedule make_schedule(const PlanRequest& request, const GroupShape& shape, std::int32_t parts);
+
+// As the request asks. Without a wish: whole rows where those are even among the groups, else kPartsAnywhere.
 tile::Schedule make_schedule(const PlanRequest& request, const GroupShape& shape);
+
+struct Cut;         // split_cost.h
+struct KernelCost;  // likewise
 
 // What a launch hands to such a kernel.
 struct SplitParams {
@@ -29,11 +41,15 @@ struct SplitParams {
   tile::Schedule schedule;
   float* part_out;  // [schedule.num_slots(), h_q, 512], normalised
   float* part_lse;  // [schedule.num_slots(), h_q], natural log; -infinity: the part is empty and its out unwritten
+  // Whether the kernel lets the merge's thread blocks start as soon as its first warps are done, or only by its last.
+  bool merge_starts_early;
 };
 
 class SplitPlan : public PlannedDecode {
  public:
   SplitPlan(const PlanRequest& request, const GroupShape& shape);
+  // Heads of a thread block, and parts, are those that cost least.
+  SplitPlan(const PlanRequest& request, const KernelCost& cost);
   std::size_t workspace_bytes() const final { return out_bytes() + lse_bytes(); }
   std::string describe() const final;
   Status run(const DecodeProblem& problem, void* workspace, void* stream) const final;
@@ -45,15 +61,18 @@ class SplitPlan : public PlannedDecode {
   unsigned num_thread_blocks() const {
     return static_cast<unsigned>(schedule_.num_groups) * static_cast<unsigned>(shape_.blocks_per_group);
   }
+  int heads_per_block() const { return shape_.heads_per_block; }
   int h_q() const { return h_q_; }
   std::int32_t device() const { return device_; }
 
  private:
+  SplitPlan(const PlanRequest& request, const Cut& cut);
   std::size_t out_bytes() const;
   std::size_t lse_bytes() const;
 
   tile::Schedule schedule_;
   GroupShape shape_;
+  std::string reason_;  // empty where there was nothing to choose
   std::int32_t device_;
   int h_q_;
   bool is_empty_;

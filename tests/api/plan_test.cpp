@@ -7,6 +7,8 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "tests/api/problem_fixture.h"
 
@@ -54,6 +56,76 @@ TEST(Plan, KernelByNameAndByEnvironment) {
   }
   const ScopedEnvironment variable("CHIASMA_KERNEL", "");
   EXPECT_NO_THROW(DecodePlan{problem.args}) << "an empty variable counts as unset";
+}
+
+// Kernels that only have opinions.
+constexpr chiasma_kernel_info info_of(const char* name) {
+  return {name, CHIASMA_CPU, "", ""};
+}
+Status accept(const PlanRequest& /*request*/) {
+  return {};
+}
+Status refuse(const PlanRequest& /*request*/) {
+  return {CHIASMA_UNSUPPORTED, "it lacks something"};
+}
+bool never_suits(const PlanRequest& /*request*/) {
+  return false;
+}
+double slow(const PlanRequest& /*request*/) {
+  return 20.04;
+}
+double fast(const PlanRequest& /*request*/) {
+  return 10.0;
+}
+double must_not_be_asked(const PlanRequest& /*request*/) {
+  ADD_FAILURE() << "this kernel cannot do it";
+  return 1.0;
+}
+
+// Name of the kernel that is chosen, and why.
+std::pair<std::string, std::string> selected(const std::vector<Kernel>& kernels, bool batch_invariant = false,
+                                             int num_splits = 0) {
+  const DecodeProblem problem{};
+  chiasma_device_info device{};
+  device.device = {CHIASMA_CPU, 0};
+  const Kernel* chosen = nullptr;
+  std::string reason;
+  const Status status = select_kernel(kernels, {problem, device, batch_invariant, num_splits, 0}, &chosen, &reason);
+  return status.ok() ? std::pair(std::string(chosen->info.name), reason) : std::pair(std::string(), status.message());
+}
+
+TEST(SelectKernel, TheFastestOfThoseWithAnEstimate) {
+  const std::vector<Kernel> kernels = {{info_of("lacking"), refuse, nullptr, nullptr, must_not_be_asked},
+                                       {info_of("slow"), accept, nullptr, nullptr, slow},
+                                       {info_of("fast"), accept, nullptr, nullptr, fast},
+                                       {info_of("slow_too"), accept, nullptr, nullptr, slow},
+                                       {info_of("silent"), accept, nullptr, nullptr}};
+  const auto [name, reason] = selected(kernels);
+  EXPECT_EQ(name, "fast");
+  EXPECT_EQ(reason,
+            "estimated at 10 us; passed over:\n  lacking: it lacks something\n  slow: estimated at 20 us\n"
+            "  slow_too: estimated at 20 us");
+}
+
+TEST(SelectKernel, OrderDecidesWhereNobodyEstimatesOrTheBatchMustNotMatter) {
+  const std::vector<Kernel> kernels = {{info_of("unfit"), accept, never_suits, nullptr, fast},
+                                       {info_of("slow"), accept, nullptr, nullptr, slow},
+                                       {info_of("fast"), accept, nullptr, nullptr, fast}};
+  EXPECT_EQ(selected(kernels).first, "fast");
+  EXPECT_EQ(selected(kernels, true).first, "slow");
+  EXPECT_EQ(selected(kernels, false, 4).first, "slow");
+  const std::vector<Kernel> silent_first = {{info_of("silent"), accept, nullptr, nullptr},
+                                            {info_of("fast"), accept, nullptr, nullptr, fast}};
+  EXPECT_EQ(selected(silent_first), std::pair(std::string("silent"), std::string("first choice for this problem")));
+}
+
+TEST(SelectKernel, AKernelThatDoesNotSuitIsBetterThanNone) {
+  const std::vector<Kernel> kernels = {{info_of("lacking"), refuse, nullptr, nullptr},
+                                       {info_of("unfit"), accept, never_suits, nullptr}};
+  EXPECT_EQ(selected(kernels), std::pair(std::string("unfit"), std::string("no other kernel can do it")));
+  EXPECT_NE(selected({{info_of("lacking"), refuse, nullptr, nullptr}}).second.find("it lacks something"),
+            std::string::npos);
+  EXPECT_NE(selected({}).second.find("this build has none"), std::string::npos);
 }
 
 TEST(Plan, KernelCheckExplains) {

@@ -46,11 +46,26 @@ TEST_F(SplitPlan, HeadsDecideHowManyThreadBlocksShareARow) {
 
 // 66 groups of two: 64 rows and 256 rows leave at most one part in 16 idle, 67 and 296 do not.
 TEST_F(SplitPlan, RowsStayWholeWhereTheyAreEvenAmongTheGroups) {
-  expect_in(plan_text({64, 1, 128, 2048}), "rows stay whole");
-  expect_in(plan_text({128, 2, 128, 2048}), "rows stay whole");
-  expect_in(plan_text({67, 1, 128, 2048}), "cut where the groups' equal shares end");
-  expect_in(plan_text({148, 2, 128, 16384}), "cut where the groups' equal shares end");
-  expect_in(plan_text({1, 1, 128, 2048}), "groups: 32 of 2 thread blocks");
+  for (const char* kernel : {"sm90_sparse_fp8_direct", "sm90_sparse_fp8_crossover"}) {
+    expect_in(plan_text({64, 1, 128, 2048}, kernel), "rows stay whole");
+    expect_in(plan_text({128, 2, 128, 2048}, kernel), "rows stay whole");
+    expect_in(plan_text({148, 2, 128, 16384}, kernel), "cut where the groups' equal shares end");
+  }
+  expect_in(plan_text({67, 1, 128, 2048}, "sm90_sparse_fp8_crossover"), "cut where the groups' equal shares end");
+}
+
+TEST_F(SplitPlan, SmallBatchesGetFewHeadsAThreadBlockAndSayWhy) {
+  const std::string text = plan_text({1, 1, 128, 2048}, "sm90_sparse_fp8_direct");
+  expect_in(text, "for 16 heads each");
+  expect_in(text, "every row in 16 equal parts");
+  expect_in(text, "estimated us at best: 8 heads ");
+}
+
+TEST_F(SplitPlan, BatchInvariantHeadsAreNeverChosenByTheBatch) {
+  for (const std::int64_t b : {1, 31, 67, 263}) {
+    expect_in(plan_text({b, 1, 128, 2048}, "sm90_sparse_fp8_direct", true), "for 64 heads each");
+    expect_in(plan_text({b, 1, 16, 2048}, "sm90_sparse_fp8_direct", true), "for 16 heads each");
+  }
 }
 
 TEST_F(SplitPlan, BatchInvariantRowsAreNeverCutByTheBatch) {

@@ -45,6 +45,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
     smem.query_phase = 1;
     smem.unit = params.schedule.first_unit(group);
   }
+  ptx::grid_dependency_wait();
   __syncthreads();
 
   switch (static_cast<Role>(threadIdx.x / kWarpgroupThreads)) {
@@ -64,7 +65,9 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
       Gatherer<Config>(params, smem).run();
       break;
   }
-  ptx::grid_launch_dependents();
+  // The first thread of a thread block to be here speaks for all; the accumulators are the last ones.
+  const bool accumulates = threadIdx.x >= kWarpgroupThreads && threadIdx.x < 3 * kWarpgroupThreads;
+  if (params.merge_starts_early || accumulates) ptx::grid_launch_dependents();
 }
 
 }  // namespace chiasma::sm90_sparse_fp8_direct

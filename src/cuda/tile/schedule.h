@@ -35,9 +35,8 @@ struct Schedule {
     return num_units() / num_groups * group + num_units() % num_groups * group / num_groups;
   }
   CHIASMA_HOST_DEVICE constexpr std::int32_t group_of(std::int32_t unit) const {
-    std::int32_t group = unit / (num_units() / num_groups + 1);
-    while (first_unit(group + 1) <= unit) ++group;
-    return group;
+    // first_unit() is floor(num_units * group / num_groups); this is the last group with that <= unit.
+    return static_cast<std::int32_t>(((std::int64_t{unit} + 1) * num_groups - 1) / num_units());
   }
 
   // The piece that starts at `unit` within a group's range that ends at end_unit; *next_unit is where the following one
@@ -65,13 +64,15 @@ struct Schedule {
     return fixed_units ? num_units() : 2 * num_groups;
   }
 
-  // How the combine step finds its work: candidate k names a row, or -1 where there is nothing to merge for it.
+  // How the combine step finds its work: candidate k names a row, or -1 where there is nothing to merge for it. There
+  // are as many as rows or, where that is fewer, as places where a group's range ends and another begins.
   CHIASMA_HOST_DEVICE constexpr std::int32_t num_candidates() const {
     if (units_per_row == 1) return 0;
-    return fixed_units ? num_rows : num_groups - 1;
+    return candidates_are_rows() ? num_rows : num_groups - 1;
   }
   CHIASMA_HOST_DEVICE constexpr std::int32_t split_row(std::int32_t candidate) const {
     if (fixed_units) return candidate;
+    if (candidates_are_rows()) return first_part(candidate) < last_part(candidate) ? candidate : -1;
     // A row is split where a group's range begins inside it; the first such group speaks for the row.
     const std::int32_t begin = first_unit(candidate + 1);
     const std::int32_t row = begin / units_per_row;
@@ -92,6 +93,9 @@ struct Schedule {
     if (first_unit(part) == first_unit(part + 1)) return -1;
     return 2 * part + (first_unit(part) <= row * units_per_row ? 1 : 0);
   }
+
+ private:
+  CHIASMA_HOST_DEVICE constexpr bool candidates_are_rows() const { return fixed_units || num_rows < num_groups; }
 };
 
 }  // namespace chiasma::tile
