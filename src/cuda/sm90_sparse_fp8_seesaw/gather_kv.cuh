@@ -1,5 +1,6 @@
-// Stage gather_kv: stored rows from the cache into shared memory, as they are. Every
-// warp of the gatherer looks after 16 of a block's 64 rows.
+// Stage gather_kv: stored rows from the cache into shared memory, as they are. The
+// accumulation hands the places of a block's rows back 16 by 16, and every warp of the gatherer fills four of each 16, so
+// that all of them are at work at once.
 #pragma once
 
 #include "cuda/ptx/async_copy.cuh"
@@ -38,7 +39,6 @@ class Gatherer {
       // The indices of the next block are on their way before those of this one are needed.
       advance();
       if (!has_rows) continue;
-      ptx::mbarrier_wait(ptx::shared_address(&smem_.kv_empty[stage_.index][warp_]), stage_.phase ^ 1u);
       gather_rows(row);
       stage_.advance();
     }
@@ -51,7 +51,7 @@ class Gatherer {
   __device__ void advance() {
     entry_ += kBlockTokens;
     step_ = entry_ < end_entry_ ? Step::block : next_piece();
-    const std::int32_t own = entry_ + warp_ * kTokensPerWarp + lane_ % kTokensPerWarp;
+    const std::int32_t own = entry_ + token();
     index_ = own < valid_entries_ ? __ldg(indices_ + own) : -1;
   }
 
@@ -84,19 +84,29 @@ class Gatherer {
     return kv.data + page * kv.page_stride_bytes + std::int64_t{offset} * v32::kRowBytes;
   }
 
-  // row: of the lane's token, for the first lanes.
+  // The lane's token of a block, for the first 16 lanes.
+  static constexpr int kRowsAtOnce = kTokensPerWarp / kWarpsPerWarpgroup;
+  __device__ int token() const {
+    return lane_ / kRowsAtOnce % kWarpsPerWarpgroup * kTokensPerWarp + warp_ * kRowsAtOnce + lane_ % kRowsAtOnce;
+  }
+
+  // row: of the lane's token.
   __device__ void gather_rows(const std::byte* row) {
-    const int token = warp_ * kTokensPerWarp + lane_;
     const std::uint32_t kv_full = ptx::shared_address(&smem_.kv_full[stage_.index]);
-    if (lane_ < kTokensPerWarp) {
-      smem_.valid[stage_.index][token] = row != reinterpret_cast<const std::byte*>(&masked_row);
-    }
-    __syncwarp();
-    if (lane_ == 0) ptx::mbarrier_arrive_expect_tx(kv_full, kTokensPerWarp * v32::kRowBytes);
-    __syncwarp();
-    if (lane_ < kTokensPerWarp) {
-      ptx::copy_bulk_from_global(ptx::shared_address(smem_.rows[stage_.index].row[token]), row, v32::kRowBytes,
-                                 kv_full);
+    const std::uint32_t target = ptx::shared_address(smem_.rows[stage_.index].row[token()]);
+#pragma unroll
+    for (int part = 0; part < kWarpsPerWarpgroup; ++part) {
+      ptx::mbarrier_wait(ptx::shared_address(&smem_.kv_empty[stage_.index][part]), stage_.phase ^ 1u);
+      if (part == 0) {
+        // Nobody asks for the last block's validity any more once its accumulation has begun.
+        if (lane_ < kTokensPerWarp) {
+          smem_.valid[stage_.index][token()] = row != reinterpret_cast<const std::byte*>(&masked_row);
+        }
+        __syncwarp();
+        if (lane_ == 0) ptx::mbarrier_arrive_expect_tx(kv_full, kTokensPerWarp * v32::kRowBytes);
+        __syncwarp();
+      }
+      if (lane_ / kRowsAtOnce == part) ptx::copy_bulk_from_global(target, row, v32::kRowBytes, kv_full);
     }
   }
 

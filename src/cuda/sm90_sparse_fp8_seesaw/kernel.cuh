@@ -52,7 +52,9 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
     ptx::registers_raise<kMathRegisters>();
     MathGroup<Config>(params, smem).run();
   }
-  ptx::grid_launch_dependents();
+  // The first thread of a thread block to be here speaks for all; the math warpgroups are the last ones.
+  const bool is_gatherer = threadIdx.x / kWarpgroupThreads == static_cast<int>(Role::gather);
+  if (params.merge_starts_early || !is_gatherer) ptx::grid_launch_dependents();
 }
 
 }  // namespace chiasma::sm90_sparse_fp8_seesaw
