@@ -71,12 +71,21 @@ __device__ __forceinline__ void values_pin(RawValues& raw) {
   for (uint2& token : raw.token) asm volatile("" : "+r"(token.x), "+r"(token.y)::"memory");
 }
 
-// after_step(step): called when nothing will read the 16 rows of contraction step `step` any more. probabilities: shared
-// address of P.
-template <typename Config, typename AfterStep>
-__device__ __forceinline__ void accumulate_pv(OutputTiles<Config::kHeads>& output, std::uint32_t probabilities,
-                                              const RowBlock& block, const ValueScales& value_scales, int group,
-                                              int warp, int lane, AfterStep&& after_step) {
+// Registers of accumulation, kept from one block to the next so that the tensor cores need not stop between them: what
+// is loaded, and operands, of two steps in turns.
+struct PvOperands {
+  RawValues raw[2];
+  ptx::Fragment fragments[2][kValueTiles];
+};
+
+// Issues the products of a block; when it returns, those of the last step are under way. probabilities: shared address
+// of P. after_load(step): called when nothing will read the 16 rows of contraction step `step` any more.
+// after_wait(step): called when no products are under way but those of step `step` - 1.
+template <typename Config, typename AfterLoad, typename AfterWait>
+__device__ __forceinline__ void accumulate_pv(OutputTiles<Config::kHeads>& output, PvOperands& operands,
+                                              std::uint32_t probabilities, const RowBlock& block,
+                                              const ValueScales& value_scales, int group, int warp, int lane,
+                                              AfterLoad&& after_load, AfterWait&& after_wait) {
   constexpr int kWarpsPerScaleTile = v32::kTileDim / kColumnsPerWarp;
   constexpr int kTilesPerGroup = kColumnsPerGroup / v32::kTileDim;
   const ColumnReader reader(block, group, warp, lane);
@@ -85,37 +94,35 @@ __device__ __forceinline__ void accumulate_pv(OutputTiles<Config::kHeads>& outpu
   const std::uint64_t p = tile::descriptor(probabilities, 0, tile::kAtomBytes);
   constexpr int kStepUnits = 16 * tile::kPanelRowBytes / 16;
 
-  // Of two steps in turns: what is loaded, and operands.
-  RawValues raw[2];
-  ptx::Fragment fragments[2][kValueTiles];
-  const auto take_step = [&](int step) {
-    const std::uint32_t scales[2] = {scale_pairs[step * 8], scale_pairs[step * 8 + 4]};
-    values_pin(raw[step % 2]);
-#pragma unroll
-    for (int i = 0; i < kValueTiles; ++i) dequantize_values(fragments[step % 2][i], raw[step % 2], i, scales);
-  };
-  reader.load(raw[0], 0);
-  reader.load(raw[1], 1);
-  take_step(0);
+  reader.load(operands.raw[0], 0);
+  reader.load(operands.raw[1], 1);
 #pragma unroll
   for (int i = 0; i < kValueTiles; ++i) ptx::wgmma_pin(output[i]);
 #pragma unroll
   for (int step = 0; step < kPvSteps; ++step) {
-    if (step + 2 < kPvSteps) reader.load(raw[step % 2], step + 2);
+    RawValues& raw = operands.raw[step % 2];
+    const std::uint32_t scales[2] = {scale_pairs[step * 8], scale_pairs[step * 8 + 4]};
+    // The products that read this set of operands last are done.
+    ptx::wgmma_wait<1>();
+    after_wait(step);
+    values_pin(raw);
+#pragma unroll
+    for (int i = 0; i < kValueTiles; ++i) dequantize_values(operands.fragments[step % 2][i], raw, i, scales);
+    if (step + 2 < kPvSteps) reader.load(raw, step + 2);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kValueTiles; ++i) {
       ptx::wgmma_register_a<ptx::Operand::f16, ptx::RightLayout::mn_major>(
-          output[i], fragments[step % 2][i], tile::advance(p, step * kStepUnits), true);
+          output[i], operands.fragments[step % 2][i], tile::advance(p, step * kStepUnits), true);
     }
     ptx::wgmma_commit();
     // The rows are in registers as operands, and all lanes of the warp are past that here.
-    after_step(step);
-    if (step + 1 == kPvSteps) break;
-    // The products that read the other operands are done.
-    if (step > 0) ptx::wgmma_wait<1>();
-    take_step(step + 1);
+    after_load(step);
   }
+}
+
+template <typename Config>
+__device__ __forceinline__ void finish_pv(OutputTiles<Config::kHeads>& output) {
   ptx::wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < kValueTiles; ++i) ptx::wgmma_pin(output[i]);

@@ -19,11 +19,8 @@ inline constexpr int kMathGroups = 2;
 inline constexpr int kMathThreads = kMathGroups * kWarpgroupThreads;
 inline constexpr int kMathWarps = kMathGroups * kWarpsPerWarpgroup;
 
-// Registers: what a block gets at launch is shared out anew between the roles.
+// Registers: what a thread block gets at launch is shared out anew between the roles.
 inline constexpr int kLaunchRegisters = 168;
-inline constexpr int kMathRegisters = 232;
-inline constexpr int kGatherRegisters = 40;
-static_assert(kMathGroups * kMathRegisters + kGatherRegisters <= kRoles * kLaunchRegisters);
 
 inline constexpr int kBlockTokens = 64;  // M of QK, contraction of PV
 inline constexpr int kTokensPerWarp = kBlockTokens / kWarpsPerWarpgroup;
@@ -44,6 +41,9 @@ struct Config {
   static constexpr int kHeads = kHeadsPerCta;
   // Blocks of rows in shared memory: as many as fit beside the query.
   static constexpr int kStages = kHeadsPerCta == 64 ? 3 : 4;
+  static constexpr int kMathRegisters = kHeadsPerCta == 64 ? 232 : 216;
+  static constexpr int kGatherRegisters = kHeadsPerCta == 64 ? 40 : 72;
+  static_assert(kMathGroups * kMathRegisters + kGatherRegisters <= kRoles * kLaunchRegisters);
 };
 inline constexpr int kMinHeadsPerCta = 8;
 inline constexpr int kMaxHeadsPerCta = 64;

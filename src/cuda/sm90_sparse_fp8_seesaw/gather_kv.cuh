@@ -28,7 +28,7 @@ class Gatherer {
       : params_(params),
         smem_(smem),
         unit_(params.schedule.first_unit(group_of_block<Config>(params))),
-        warp_(threadIdx.x % kWarpgroupThreads / kWarpThreads),
+        warp_(static_cast<int>(ptx::uniform(threadIdx.x % kWarpgroupThreads / kWarpThreads))),
         lane_(threadIdx.x % kWarpThreads) {}
 
   __device__ void run() {
@@ -93,7 +93,6 @@ class Gatherer {
   // row: of the lane's token.
   __device__ void gather_rows(const std::byte* row) {
     const std::uint32_t kv_full = ptx::shared_address(&smem_.kv_full[stage_.index]);
-    const std::uint32_t target = ptx::shared_address(smem_.rows[stage_.index].row[token()]);
 #pragma unroll
     for (int part = 0; part < kWarpsPerWarpgroup; ++part) {
       ptx::mbarrier_wait(ptx::shared_address(&smem_.kv_empty[stage_.index][part]), stage_.phase ^ 1u);
@@ -106,7 +105,25 @@ class Gatherer {
         if (lane_ == 0) ptx::mbarrier_arrive_expect_tx(kv_full, kTokensPerWarp * v32::kRowBytes);
         __syncwarp();
       }
-      if (lane_ / kRowsAtOnce == part) ptx::copy_bulk_from_global(target, row, v32::kRowBytes, kv_full);
+      copy_rows(row, part, kv_full);
+    }
+  }
+
+  // PERF: one lane copies for all: with addresses that are the same in all lanes, copies follow each other closely, while
+  // a copy a lane would be a loop over lanes.
+  __device__ void copy_rows(const std::byte* row, int part, std::uint32_t kv_full) {
+    const int first_token = part * kTokensPerWarp + warp_ * kRowsAtOnce;
+    const std::uint32_t target = ptx::shared_address(smem_.rows[stage_.index].row[first_token]);
+    const std::byte* source[kRowsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      source[i] = reinterpret_cast<const std::byte*>(
+          __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), part * kRowsAtOnce + i));
+    }
+    if (!ptx::elect_lane()) return;
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      ptx::copy_bulk_from_global(target + i * v32::kRowBytes, source[i], v32::kRowBytes, kv_full);
     }
   }
 

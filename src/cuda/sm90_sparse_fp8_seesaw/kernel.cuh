@@ -46,10 +46,10 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
   __syncthreads();
 
   if (threadIdx.x / kWarpgroupThreads == static_cast<int>(Role::gather)) {
-    ptx::registers_lower<kGatherRegisters>();
+    ptx::registers_lower<Config::kGatherRegisters>();
     Gatherer<Config>(params, smem).run();
   } else {
-    ptx::registers_raise<kMathRegisters>();
+    ptx::registers_raise<Config::kMathRegisters>();
     MathGroup<Config>(params, smem).run();
   }
   // The first thread of a thread block to be here speaks for all; the math warpgroups are the last ones.

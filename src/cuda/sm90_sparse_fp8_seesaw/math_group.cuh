@@ -31,9 +31,9 @@ class MathGroup {
       if (num_blocks == Work::kNoMoreWork) return;
       begin_piece(work);
       clear_output();
-      for (std::int32_t block = 0; block < num_blocks; ++block) {
-        if (block % kMathGroups == 0 && block + group_ < num_blocks) score_block();
-        accumulate(block % kMathGroups);
+      for (std::int32_t block = 0; block < num_blocks; block += kMathGroups) {
+        if (block + group_ < num_blocks) score_block();
+        accumulate(block + 1 < num_blocks);
       }
       // The owner of the last block knows the sums.
       if (group_ == max(num_blocks - 1, 0) % kMathGroups) publish_totals(work);
@@ -142,21 +142,41 @@ class MathGroup {
     return far_sums;
   }
 
-  // PV of the block whose P is the next one of `owner`.
-  __device__ void accumulate(int owner) {
+  // PV of the next block or two, one of each group.
+  __device__ void accumulate(bool has_second) {
+    PvOperands operands;
+    accumulate_block(operands, 0, [](int) {});
+    if (has_second) {
+      accumulate_block(operands, 1, [&](int step) {
+        if (step == 1) release_p(0);
+      });
+    }
+    finish_pv<Config>(output_);
+    release_p(has_second ? 1 : 0);
+  }
+
+  template <typename AfterWait>
+  __device__ void accumulate_block(PvOperands& operands, int owner, AfterWait&& after_wait) {
     ptx::mbarrier_wait(ptx::shared_address(&smem_.p_full[owner]), phase_of(owner));
     const Rescale<Config>& rescale = smem_.rescale[owner];
-    if (__builtin_expect(rescale.needed != 0, 0)) rescale_output(rescale);
+    if (__builtin_expect(rescale.needed != 0, 0)) {
+      finish_pv<Config>(output_);
+      rescale_output(rescale);
+    }
     const std::uint32_t stage = stage_.index;
-    accumulate_pv<Config>(output_, p_ + owner * sizeof(Probabilities), smem_.rows[stage], smem_.value_scales[stage], group_, warp_,
-                          ptx::lane_id_here(), [&](int step) {
-                            if (ptx::lane_id_here() == 0) {
-                              ptx::mbarrier_arrive(ptx::shared_address(&smem_.kv_empty[stage][step]));
-                            }
-                          });
-    if (ptx::lane_id_here() == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.p_empty[owner]));
+    accumulate_pv<Config>(
+        output_, operands, p_ + owner * sizeof(Probabilities), smem_.rows[stage], smem_.value_scales[stage], group_,
+        warp_, ptx::lane_id_here(),
+        [&](int step) {
+          if (ptx::lane_id_here() == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.kv_empty[stage][step]));
+        },
+        after_wait);
     stage_.advance();
     p_phases_ ^= 1u << owner;
+  }
+
+  __device__ void release_p(int owner) const {
+    if (ptx::lane_id_here() == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.p_empty[owner]));
   }
 
   __device__ void rescale_output(const Rescale<Config>& rescale) {
@@ -221,13 +241,16 @@ class MathGroup {
   __device__ void store_results(const Work& work) {
     const DecodeProblem& problem = params_.problem;
     const int first_head = first_head_of_block<Config>(params_);
-    const bool whole = work.piece.slot == tile::Piece::kWholeRow;
-    bf16_t* out = whole ? problem.out + work.request * problem.out_stride_b + work.query_token * problem.out_stride_s +
-                              first_head * problem.out_stride_h
-                        : nullptr;
-    float* part = params_.part_out + (std::int64_t{work.piece.slot} * problem.h_q + first_head) * kValueDim;
-    store_out<Config>(output_, smem_.totals, out, problem.out_stride_h, part, problem.h_q - first_head,
-                      group_ * kColumnsPerGroup + warp_ * kColumnsPerWarp);
+    const int num_heads = problem.h_q - first_head;
+    const int first_column = group_ * kColumnsPerGroup + warp_ * kColumnsPerWarp;
+    if (work.piece.slot == tile::Piece::kWholeRow) {
+      bf16_t* out = problem.out + work.request * problem.out_stride_b + work.query_token * problem.out_stride_s +
+                    first_head * problem.out_stride_h;
+      store_out<Config>(output_, smem_.totals, out, problem.out_stride_h, num_heads, first_column);
+    } else {
+      float* part = params_.part_out + (std::int64_t{work.piece.slot} * problem.h_q + first_head) * kValueDim;
+      store_part<Config>(output_, smem_.totals, part, num_heads, first_column);
+    }
   }
 
   __device__ bool is_first_thread() const {

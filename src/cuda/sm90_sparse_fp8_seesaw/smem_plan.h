@@ -84,7 +84,7 @@ struct SmemPlan {
   ValueScales value_scales[Config::kStages];
   ScoreFactors factors[kMathGroups];
   Rescale<Config> rescale[kMathGroups];
-  float totals[Config::kHeads];  // multipliers that turn accumulators into results
+  alignas(8) float totals[Config::kHeads];  // multipliers that turn accumulators into results
   bool valid[Config::kStages][kBlockTokens];
   float2 sums[Config::kHeads / 8][kWarpgroupThreads];  // of thread t of either math warpgroup
   alignas(16) HeadState head[Config::kHeads];

@@ -102,7 +102,8 @@ __device__ __forceinline__ void raise_references(ptx::Accumulator<Config::kHeads
   if (head < Config::kHeads) {
     const float most = block_maximum(smem, head);
     const float old = smem.head[head].reference;
-    const float raised = (is_first || most > 0.0f) && most != -INFINITY ? old + most : old;
+    // Never by more than `most`, or all that is left would be lost where references are so large that sums are rounded.
+    const float raised = (is_first || most > 0.0f) && most != -INFINITY ? __fadd_rd(old, most) : old;
     const float raise = raised - old;
     smem.head[head].reference = raised;
     smem.raise[head] = raise;
@@ -115,8 +116,12 @@ __device__ __forceinline__ void raise_references(ptx::Accumulator<Config::kHeads
 #pragma unroll
   for (int h = 0; h < Config::kHeads / 4; ++h) {
     const int own = head_of(h, lane);
-    exponents[place_of(h)] -= smem.raise[own];
-    exponents[place_of(h) + 2] -= smem.raise[own];
+#pragma unroll
+    for (int at = place_of(h); at <= place_of(h) + 2; at += 2) {
+      exponents[at] -= smem.raise[own];
+      // A NaN stays one.
+      if (exponents[at] > kLazyRaiseLog2) exponents[at] = kLazyRaiseLog2;
+    }
     float* sum = reinterpret_cast<float*>(thread_sums(smem, warp, lane) + h / 2 * kWarpgroupThreads) + h % 2;
     if (!far_sums) *sum *= rescale.by[own];
   }
