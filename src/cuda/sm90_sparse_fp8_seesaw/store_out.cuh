@@ -3,6 +3,7 @@
 #pragma once
 
 #include "api/problem.h"
+#include "cuda/ptx/global_store.cuh"
 #include "cuda/ptx/sync.cuh"
 #include "cuda/sm90_sparse_fp8_seesaw/accumulate_pv.cuh"
 
@@ -27,8 +28,8 @@ struct LaneColumns {
   // To where the lane's own columns go, once lanes have swapped halves.
   __device__ void store(float* to) const {
     const int first = has_right_half() ? -kHalf : 0;
-    *reinterpret_cast<float4*>(to + first) = make_float4(value[0], value[1], value[2], value[3]);
-    *reinterpret_cast<float4*>(to + first + kColumnsPerThread) = make_float4(value[4], value[5], value[6], value[7]);
+    ptx::store_global_16(to + first, value[0], value[1], value[2], value[3]);
+    ptx::store_global_16(to + first + kColumnsPerThread, value[4], value[5], value[6], value[7]);
   }
 
   // PERF: a lane's eight floats are one sector of 32 bytes, and stores take 16. Lanes l and l + 4 have neighbouring
