@@ -41,8 +41,6 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
   auto& smem = *reinterpret_cast<SmemPlan<Config>*>(shared_memory);
 
   init_barriers(smem);
-  // Nothing in global memory is touched before the kernel in front of this one is done with it.
-  ptx::grid_dependency_wait();
   __syncthreads();
 
   if (threadIdx.x / kWarpgroupThreads == static_cast<int>(Role::gather)) {

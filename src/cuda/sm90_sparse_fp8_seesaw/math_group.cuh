@@ -29,14 +29,19 @@ class MathGroup {
       // PERF: as an uniform number it keeps all that is counted along with it out of the lanes' registers.
       const auto num_blocks = static_cast<std::int32_t>(ptx::uniform(static_cast<std::uint32_t>(work.num_blocks)));
       if (num_blocks == Work::kNoMoreWork) return;
+      // Nothing in global memory is touched before the kernel in front of this one is done with it.
+      ptx::grid_dependency_wait();
       begin_piece(work);
       clear_output();
       for (std::int32_t block = 0; block < num_blocks; block += kMathGroups) {
-        if (block + group_ < num_blocks) score_block();
+        if (block + group_ < num_blocks) score_block(block + group_ == 0);
         accumulate(block + 1 < num_blocks);
+        // The owner of the last block knows the sums. PERF: while the last products are under way.
+        if (block + kMathGroups >= num_blocks && group_ == (num_blocks - 1) % kMathGroups) publish_totals(work);
+        finish_pv<Config>(output_);
+        release_p(block + 1 < num_blocks ? 1 : 0);
       }
-      // The owner of the last block knows the sums.
-      if (group_ == max(num_blocks - 1, 0) % kMathGroups) publish_totals(work);
+      if (num_blocks == 0 && group_ == 0) publish_totals(work);
       ptx::mbarrier_wait(ptx::shared_address(&smem_.totals_full), piece_.index % 2);
       store_results(work);
       __syncwarp();
@@ -71,7 +76,7 @@ class MathGroup {
   }
 
   // From rows to P, sums and references of a block of this group.
-  __device__ void score_block() {
+  __device__ void score_block(bool is_first) {
     const auto ring = group_ == 0 ? stage_ : stage_.next();
     const std::uint32_t stage = ring.index;
     ptx::mbarrier_wait(ptx::shared_address(&smem_.kv_full[stage]), ring.phase);
@@ -87,7 +92,8 @@ class MathGroup {
     const bool needs_care = isnan(units[0]) || isnan(units[1]);
     const float most = to_exponents<Config>(scores, smem_, units, lane);
     TokenFactors inverse = {inverse_unit(units[0]), inverse_unit(units[1])};
-    if (__builtin_expect(any_of_group(most > smem_.piece.raise_above || needs_care), 0)) {
+    // The first block of a piece raises references in any case, if it has a valid token.
+    if (__builtin_expect(is_first || any_of_group(most > smem_.piece.raise_above || needs_care), 0)) {
       if (look_into(scores, units, stage, most, needs_care)) inverse[0] = inverse[1] = 0.0f;
     }
     store_probabilities<Config>(scores, smem_, smem_.p[group_], inverse, warp_, ptx::lane_id_here());
@@ -142,7 +148,7 @@ class MathGroup {
     return far_sums;
   }
 
-  // PV of the next block or two, one of each group.
+  // Issues PV of the next block or two, one of each group.
   __device__ void accumulate(bool has_second) {
     PvOperands operands;
     accumulate_block(operands, 0, [](int) {});
@@ -151,8 +157,6 @@ class MathGroup {
         if (step == 1) release_p(0);
       });
     }
-    finish_pv<Config>(output_);
-    release_p(has_second ? 1 : 0);
   }
 
   template <typename AfterWait>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/sm90_sparse_fp8_seesaw/config.h"
+#include "cuda/ptx/sync.cuh"
 #include "cuda/split_plan.h"
 
 namespace chiasma::sm90_sparse_fp8_seesaw {
@@ -44,6 +45,8 @@ __device__ __forceinline__ Work next_work(const SplitParams& params, std::int32_
   const auto s_q = static_cast<std::int32_t>(params.problem.s_q);
   work.request = work.piece.row / s_q;
   work.query_token = work.piece.row - work.request * s_q;
+  // Up to here all is arithmetic, which may go on while the kernel in front of this one is still at work.
+  ptx::grid_dependency_wait();
   const Selection& selection = params.problem.selection;
   work.valid_entries = static_cast<std::int32_t>(selection.topk);
   if (selection.length != nullptr) {
