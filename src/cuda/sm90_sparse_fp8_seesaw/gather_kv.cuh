@@ -36,9 +36,6 @@ class Gatherer {
     while (step_ != Step::end) {
       const bool has_rows = step_ == Step::block;
       const std::byte* row = resolve(index_);
-      // PERF: rows come into L2 while their places are still taken, which at first they are not.
-      places_were_taken_ = places_were_taken_ || stage_.phase != 0;
-      if (places_were_taken_) prefetch_row(row);
       // The indices of the next block are on their way before those of this one are needed.
       advance();
       if (!has_rows) continue;
@@ -112,14 +109,6 @@ class Gatherer {
     }
   }
 
-  // Lanes 16 apart have the same row and ask for half of its lines each.
-  __device__ void prefetch_row(const std::byte* row) const {
-    constexpr int kLine = 128;
-    const std::byte* half = row + lane_ / kTokensPerWarp * kLine;
-#pragma unroll
-    for (int offset = 0; offset < v32::kRowBytes; offset += 2 * kLine) ptx::prefetch_l2(half + offset);
-  }
-
   // PERF: one lane copies for all: with addresses that are the same in all lanes, copies follow each other closely, while
   // a copy a lane would be a loop over lanes.
   __device__ void copy_rows(const std::byte* row, int part, std::uint32_t kv_full) {
@@ -162,7 +151,6 @@ class Gatherer {
   std::int32_t valid_entries_ = 0, entry_ = 0, end_entry_ = 0;
   std::int32_t index_ = -1;
   Step step_ = Step::end;
-  bool places_were_taken_ = false;
 };
 
 }  // namespace chiasma::sm90_sparse_fp8_seesaw
