@@ -7,7 +7,6 @@
 #ifdef CHIASMA_HAS_CUDA
 #include "cuda/sm90_sparse_fp8/launch.h"
 #include "cuda/sm90_sparse_fp8_direct/launch.h"
-#include "cuda/sm90_sparse_fp8_seesaw/launch.h"
 #include "cuda/split_plan.h"
 #endif
 
@@ -53,12 +52,6 @@ const std::array kKernels = {
            nullptr,
            plan_cpu},
 #ifdef CHIASMA_HAS_CUDA
-    Kernel{{"sm90_sparse_fp8_seesaw", CHIASMA_CUDA,
-            "Hopper, f16 tensor cores; rows stay raw in shared memory and are dequantised into operand registers",
-            "v32 caches; 1..128 heads (padded to 8, 16, 32, 64 or 128); every option; compute capability 9.0"},
-           check_split_request,
-           nullptr,
-           sm90_sparse_fp8_seesaw::plan},
     Kernel{{"sm90_sparse_fp8_direct", CHIASMA_CUDA,
             "Hopper, f16 tensor cores; rows stay raw in shared memory and are dequantised into operand registers",
             "v32 caches; 1..128 heads (padded to 8, 16, 32, 64 or 128); every option; compute capability 9.0"},

@@ -1,7 +1,7 @@
-// Stage accumulate_pv: output columns of one accumulator, [256 columns, heads], += V^T P, with V^T as the left operand
-// from registers.
+// Stage accumulate_pv: output columns of one math warpgroup, [256 columns, heads], += V^T P, with V^T as the left
+// operand from registers.
 //
-// LAYOUT: warp w of an accumulator owns 64 consecutive columns, lane l eight of them, 8 (l / 4). Accumulator tile i has
+// LAYOUT: warp w of a group owns 64 consecutive columns, lane l eight of them, 8 (l / 4). Accumulator tile i has
 // columns 2 i and 2 i + 1 of each eight as its rows l / 4 and l / 4 + 8, so a lane's results are eight neighbours.
 #pragma once
 
@@ -14,7 +14,6 @@ template <int kHeads>
 using OutputTiles = ptx::Accumulator<kHeads>[kValueTiles];
 
 inline constexpr int kPvSteps = kBlockTokens / 16;
-inline constexpr int kFragmentsInFlight = 2;
 
 // Eight codes of four tokens: 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a contraction step, t = lane % 4.
 struct RawValues {
@@ -31,9 +30,9 @@ __device__ __forceinline__ uint2 load_shared_8(std::uint32_t address) {
 struct ColumnReader {
   std::uint32_t address;  // shared, for the lane's token 2 t of the first step
 
-  __device__ ColumnReader(const RowBlock& block, int accumulator, int warp, int lane)
-      : address(ptx::shared_address(&block.row[lane % 4 * 2][v32::kCodesOffset]) +
-                accumulator * kColumnsPerAccumulator + warp * kColumnsPerWarp + lane / 4 * kColumnsPerThread) {}
+  __device__ ColumnReader(const RowBlock& block, int group, int warp, int lane)
+      : address(ptx::shared_address(&block.row[lane % 4 * 2][v32::kCodesOffset]) + group * kColumnsPerGroup +
+                warp * kColumnsPerWarp + lane / 4 * kColumnsPerThread) {}
 
   __device__ void load(RawValues& raw, int step) const {
 #pragma unroll
@@ -72,44 +71,58 @@ __device__ __forceinline__ void values_pin(RawValues& raw) {
   for (uint2& token : raw.token) asm volatile("" : "+r"(token.x), "+r"(token.y)::"memory");
 }
 
-// after_step(step): called when nothing will read the 16 rows of contraction step `step` any more.
-template <typename Config, typename AfterStep>
-__device__ __forceinline__ void accumulate_pv(OutputTiles<Config::kHeads>& output, const Probabilities& probabilities,
-                                              const RowBlock& block, const ValueScales& value_scales, int accumulator,
-                                              int warp, int lane, AfterStep&& after_step) {
+// Registers of accumulation, kept from one block to the next so that the tensor cores need not stop between them: what
+// is loaded, and operands, of two steps in turns.
+struct PvOperands {
+  RawValues raw[2];
+  ptx::Fragment fragments[2][kValueTiles];
+};
+
+// Issues the products of a block; when it returns, those of the last step are under way. probabilities: shared address
+// of P. after_load(step): called when nothing will read the 16 rows of contraction step `step` any more.
+// after_wait(step): called when no products are under way but those of step `step` - 1.
+template <typename Config, typename AfterLoad, typename AfterWait>
+__device__ __forceinline__ void accumulate_pv(OutputTiles<Config::kHeads>& output, PvOperands& operands,
+                                              std::uint32_t probabilities, const RowBlock& block,
+                                              const ValueScales& value_scales, int group, int warp, int lane,
+                                              AfterLoad&& after_load, AfterWait&& after_wait) {
   constexpr int kWarpsPerScaleTile = v32::kTileDim / kColumnsPerWarp;
-  constexpr int kTilesPerAccumulator = kColumnsPerAccumulator / v32::kTileDim;
-  const ColumnReader reader(block, accumulator, warp, lane);
-  const int scale_tile = accumulator * kTilesPerAccumulator + warp / kWarpsPerScaleTile;
+  constexpr int kTilesPerGroup = kColumnsPerGroup / v32::kTileDim;
+  const ColumnReader reader(block, group, warp, lane);
+  const int scale_tile = group * kTilesPerGroup + warp / kWarpsPerScaleTile;
   const auto* scale_pairs = reinterpret_cast<const std::uint32_t*>(value_scales[scale_tile]) + lane % 4;
-  const std::uint64_t p = tile::descriptor(ptx::shared_address(&probabilities), 0, tile::kAtomBytes);
+  const std::uint64_t p = tile::descriptor(probabilities, 0, tile::kAtomBytes);
   constexpr int kStepUnits = 16 * tile::kPanelRowBytes / 16;
 
-  RawValues raw;
-  reader.load(raw, 0);
-  ptx::Fragment fragments[kFragmentsInFlight];
+  reader.load(operands.raw[0], 0);
+  reader.load(operands.raw[1], 1);
 #pragma unroll
   for (int i = 0; i < kValueTiles; ++i) ptx::wgmma_pin(output[i]);
 #pragma unroll
   for (int step = 0; step < kPvSteps; ++step) {
+    RawValues& raw = operands.raw[step % 2];
     const std::uint32_t scales[2] = {scale_pairs[step * 8], scale_pairs[step * 8 + 4]};
+    // The products that read this set of operands last are done.
+    ptx::wgmma_wait<1>();
+    after_wait(step);
+    values_pin(raw);
+#pragma unroll
+    for (int i = 0; i < kValueTiles; ++i) dequantize_values(operands.fragments[step % 2][i], raw, i, scales);
+    if (step + 2 < kPvSteps) reader.load(raw, step + 2);
+    ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kValueTiles; ++i) {
-      const int product = step * kValueTiles + i;
-      ptx::Fragment& fragment = fragments[product % kFragmentsInFlight];
-      // One group a product: an operand's registers are free once the product that read them last is done.
-      if (product >= kFragmentsInFlight) ptx::wgmma_wait<kFragmentsInFlight - 1>();
-      values_pin(raw);
-      dequantize_values(fragment, raw, i, scales);
-      if (i == kValueTiles - 1 && step + 1 < kPvSteps) reader.load(raw, step + 1);
-      ptx::wgmma_fence();
-      ptx::wgmma_register_a<ptx::Operand::f16, ptx::RightLayout::mn_major>(output[i], fragment, p + step * kStepUnits,
-                                                                           true);
-      ptx::wgmma_commit();
-      // The rows are in registers when the last operand of the step is, and all lanes of the warp are past that here.
-      if (i == kValueTiles - 1) after_step(step);
+      ptx::wgmma_register_a<ptx::Operand::f16, ptx::RightLayout::mn_major>(output[i], operands.fragments[step % 2][i],
+                                                                           tile::advance(p, step * kStepUnits), true);
     }
+    ptx::wgmma_commit();
+    // The rows are in registers as operands, and all lanes of the warp are past that here.
+    after_load(step);
   }
+}
+
+template <typename Config>
+__device__ __forceinline__ void finish_pv(OutputTiles<Config::kHeads>& output) {
   ptx::wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < kValueTiles; ++i) ptx::wgmma_pin(output[i]);

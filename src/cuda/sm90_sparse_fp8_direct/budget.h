@@ -23,7 +23,7 @@ inline constexpr std::array<tile::Need, 13> kNeeds = {{
     {"gather_kv", tile::Resource::kGather, kBlockTokens* v32::kRowBytes, "gather_bulk_all_dram"},
     {"gather_kv", tile::Resource::kShared, kBlockTokens* v32::kRowBytes, "shared_store_w8"},
     {"score_qk", tile::Resource::kConvert, kBlockTokens* v32::kNopeDim, "convert_cvt_f16_w8"},
-    {"score_qk", tile::Resource::kMatrix, kBlockFlop* v32::kKeyDim, "wgmma_f16_n64_ra_wg1"},
+    {"score_qk", tile::Resource::kMatrix, kBlockFlop* v32::kKeyDim, "wgmma_f16_n64_ra_wg2"},
     {"score_qk", tile::Resource::kShared, kBlockTokens*(v32::kNopeDim + 2.0 * kRopeDim), "shared_load_w4"},
     {"score_qk", tile::Resource::kShared, kQkProducts* kRightOperandBytes, "shared_load_w12"},
     {"softmax_step", tile::Resource::kExp2, kMaxHeadsPerCta* kBlockTokens, "exp2_w4"},
@@ -39,7 +39,7 @@ inline constexpr int kRegistersPerSm = 65536;
 static_assert(kLaunchRegisters * kThreads <= kRegistersPerSm);
 inline constexpr int kSharedBulkBytes = kMaxHeadsPerCta * v32::kKeyDim * 2 +
                                         Config<kMaxHeadsPerCta>::kStages * kBlockTokens * v32::kRowBytes +
-                                        kNotes * kMaxHeadsPerCta * kBlockTokens * 2;  // Q, rows, P
+                                        kMathGroups * kMaxHeadsPerCta * kBlockTokens * 2;  // Q, rows, P
 static_assert(kSharedBulkBytes <= 227 * 1024);
 
 }  // namespace chiasma::sm90_sparse_fp8_direct

@@ -10,28 +10,29 @@ inline constexpr int kWarpThreads = 32;
 inline constexpr int kWarpgroupThreads = 128;
 inline constexpr int kWarpsPerWarpgroup = 4;
 
-// Roles, one warpgroup each, two for accumulation. The scorer turns rows into probabilities, the accumulators turn
-// probabilities into output columns, the gatherer keeps rows coming.
-enum class Role { score, accumulate_left, accumulate_right, gather };
-inline constexpr int kRoles = 4;
+// Roles, one warpgroup each. The two math warpgroups take turns in scoring blocks, and each sums its half of the output
+// columns over all blocks; the gatherer keeps rows coming.
+enum class Role { math_left, math_right, gather };
+inline constexpr int kRoles = 3;
 inline constexpr int kThreads = kRoles * kWarpgroupThreads;
-inline constexpr int kAccumulators = 2;
+inline constexpr int kMathGroups = 2;
+inline constexpr int kMathThreads = kMathGroups * kWarpgroupThreads;
+inline constexpr int kMathWarps = kMathGroups * kWarpsPerWarpgroup;
 
-// Registers: what a block gets at launch is shared out anew between the roles.
-inline constexpr int kLaunchRegisters = 128;
+// Registers: what a thread block gets at launch is shared out anew between the roles.
+inline constexpr int kLaunchRegisters = 168;
 
 inline constexpr int kBlockTokens = 64;  // M of QK, contraction of PV
 inline constexpr int kTokensPerWarp = kBlockTokens / kWarpsPerWarpgroup;
-inline constexpr int kNotes = 2;  // from the scorer to the accumulators, under way at a time
 inline constexpr int kCodePanels = v32::kNopeDim / tile::kPanelColumns;  // 8, two a scale tile
 inline constexpr int kKeyPanels = kCodePanels + 1;                       // the last one is RoPE
 inline constexpr int kRopePanel = kCodePanels;
 inline constexpr int kPanelsPerScaleTile = v32::kTileDim / tile::kPanelColumns;
 inline constexpr int kStepsPerPanel = tile::kPanelColumns / 16;
-inline constexpr int kColumnsPerAccumulator = kValueDim / kAccumulators;
-inline constexpr int kColumnsPerThread = 8;                      // of the output, consecutive
-inline constexpr int kValueTiles = kColumnsPerAccumulator / 64;  // 64 x heads accumulator tiles
-inline constexpr int kColumnsPerWarp = kColumnsPerAccumulator / kWarpsPerWarpgroup;
+inline constexpr int kColumnsPerGroup = kValueDim / kMathGroups;  // of the output
+inline constexpr int kColumnsPerThread = 8;                       // consecutive
+inline constexpr int kValueTiles = kColumnsPerGroup / 64;         // 64 x heads accumulator tiles
+inline constexpr int kColumnsPerWarp = kColumnsPerGroup / kWarpsPerWarpgroup;
 static_assert(kColumnsPerThread == 2 * kValueTiles);
 
 // kHeads: columns of both products, 8, 16, 32 or 64. More heads are several thread blocks.
@@ -40,30 +41,31 @@ struct Config {
   static constexpr int kHeads = kHeadsPerCta;
   // Blocks of rows in shared memory: as many as fit beside the query.
   static constexpr int kStages = kHeadsPerCta == 64 ? 3 : 4;
-  static constexpr int kScoreRegisters = kHeads == 64 ? 128 : 152;
-  static constexpr int kAccumulateRegisters = kHeads == 64 ? 176 : 144;
-  static constexpr int kGatherRegisters = kHeads == 64 ? 32 : 72;
-  static_assert(kScoreRegisters + kAccumulators * kAccumulateRegisters + kGatherRegisters <= kRoles * kLaunchRegisters);
+  static constexpr int kMathRegisters = kHeadsPerCta == 64 ? 232 : 216;
+  static constexpr int kGatherRegisters = kHeadsPerCta == 64 ? 40 : 72;
+  static_assert(kMathGroups * kMathRegisters + kGatherRegisters <= kRoles * kLaunchRegisters);
 };
-// Step of QK behind which the last block's probabilities are handed to the accumulators (see Scorer::score_block), and
-// the one behind which the next note is begun.
-inline constexpr int kPublishStep = 14;
-inline constexpr int kNoteStep = 15;
-static_assert(kNoteStep > kPublishStep);
 inline constexpr int kMinHeadsPerCta = 8;
 inline constexpr int kMaxHeadsPerCta = 64;
+
+// Pieces of work whose descriptions may be in use or ahead of use at a time.
+inline constexpr int kPieceSlots = 4;
+static_assert(kPieceSlots % 2 == 0, "a slot's parity is its piece's");
 
 // f16 operands have 5 exponent bits, the cache's scales have 8. A token's scales are divided by a power of two, its
 // unit, that brings the largest to [2^5, 2^6) (codes reach 448, so values stay below 28,672); a head's query is brought
 // to [2^4, 2^5), so that even a score of scales around 2^100 stays below float32's limit. Both come back in float32.
 inline constexpr int kScaleTargetExponent = 5;
 inline constexpr int kQueryTargetExponent = 4;
-// Units outside of this range would let the sum of probabilities, which is taken free of units, leave float32.
+// Units outside of this range would let P or the final multipliers leave float32.
 inline constexpr int kLeastUnitExponent = -100;
 inline constexpr int kMostUnitExponent = 115;
+// Tokens of other units need care: see FarSums.
+inline constexpr int kNearUnitExponent = 45;
 
-// Scales of a token that are further apart than this would let the chains of QK leave float32.
-inline constexpr float kMostScaleRatio = 0x1p80f;
+// Scales of neighbouring tiles that are further apart than this could let the sums of QK leave float32: ratios are
+// multiplied up to three times.
+inline constexpr float kMostScaleRatio = 0x1p26f;
 
 // A head's softmax reference is raised only when a score exceeds it by 2^kLazyRaiseLog2, so that accumulators are
 // seldom rescaled. P then reaches 2^kLazyRaiseLog2, far inside f16.

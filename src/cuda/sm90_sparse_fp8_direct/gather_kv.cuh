@@ -1,5 +1,6 @@
-// Stage gather_kv: stored rows from the cache into shared memory, as they are, and the queries that they meet. Every
-// warp of the gatherer looks after 16 of a block's 64 rows.
+// Stage gather_kv: stored rows from the cache into shared memory, as they are. The
+// accumulation hands the places of a block's rows back 16 by 16, and every warp of the gatherer fills four of each 16,
+// so that all of them are at work at once.
 #pragma once
 
 #include "cuda/ptx/async_copy.cuh"
@@ -26,59 +27,52 @@ class Gatherer {
   __device__ Gatherer(const SplitParams& params, SmemPlan<Config>& smem)
       : params_(params),
         smem_(smem),
-        unit_(params.schedule.first_unit(smem.group)),
-        warp_(threadIdx.x % kWarpgroupThreads / kWarpThreads),
+        unit_(params.schedule.first_unit(group_of_block<Config>(params))),
+        warp_(static_cast<int>(ptx::uniform(threadIdx.x % kWarpgroupThreads / kWarpThreads))),
         lane_(threadIdx.x % kWarpThreads) {}
 
   __device__ void run() {
-    for (;;) {
+    advance();
+    while (step_ != Step::end) {
+      const bool has_rows = step_ == Step::block;
       const std::byte* row = resolve(index_);
-      const bool has_block = has_block_;
-      const bool starts_piece = starts_piece_;
       // The indices of the next block are on their way before those of this one are needed.
       advance();
-      if (has_block) {
-        ptx::mbarrier_wait(ptx::shared_address(&smem_.kv_empty[stage_.index][warp_]), stage_.phase ^ 1u);
-        gather_rows(row);
-        stage_.advance();
-        // Behind the rows, since the query's place is free only when the last piece was scored.
-        if (starts_piece) gather_query();
-      } else if (!has_block_) {
-        return;
-      }
+      if (!has_rows) continue;
+      gather_rows(row);
+      stage_.advance();
     }
   }
 
  private:
-  // Leads to the next block, at first to the first, and asks for its indices.
+  enum class Step { block, empty_piece, end };
+
+  // Leads to the next step, at first to the first, and asks for its indices.
   __device__ void advance() {
     entry_ += kBlockTokens;
-    starts_piece_ = entry_ >= end_entry_;
-    has_block_ = !starts_piece_ || next_piece();
-    const std::int32_t own = entry_ + warp_ * kTokensPerWarp + lane_ % kTokensPerWarp;
-    index_ = has_block_ && own < valid_entries_ ? __ldg(indices_ + own) : -1;
-    if (has_block_ && starts_piece_) prefetch_query();
+    step_ = entry_ < end_entry_ ? Step::block : next_piece();
+    const std::int32_t own = entry_ + token();
+    index_ = own < valid_entries_ ? __ldg(indices_ + own) : -1;
   }
 
-  // To the next piece that has blocks; false if there is none.
-  __device__ bool next_piece() {
-    Work work;
-    do {
-      if (!next_work(params_, smem_.group, &unit_, &work)) return false;
-    } while (work.num_blocks == 0);
-    const DecodeProblem& problem = params_.problem;
-    const Selection& selection = problem.selection;
+  // Pieces are described as soon as they are known, at most one ahead of the rows asked for.
+  __device__ Step next_piece() {
+    const Work work = next_work(params_, group_of_block<Config>(params_), &unit_);
+    if (threadIdx.x % kWarpgroupThreads == 0) {
+      ptx::mbarrier_wait(ptx::shared_address(&smem_.piece_empty[piece_.index]), piece_.phase ^ 1u);
+      smem_.work[piece_.index] = work;
+      ptx::mbarrier_arrive(ptx::shared_address(&smem_.piece_full[piece_.index]));
+    }
+    piece_.advance();
+    valid_entries_ = 0;
+    if (work.num_blocks <= 0) return work.num_blocks == 0 ? Step::empty_piece : Step::end;
+    const Selection& selection = params_.problem.selection;
     indices_ = selection.indices + work.request * selection.stride_b + work.query_token * selection.stride_s;
     valid_entries_ = work.valid_entries;
     entry_ = work.piece.first_block * kBlockTokens;
     end_entry_ = entry_ + work.num_blocks * kBlockTokens;
-    if (lane_ == 0) {
-      smem_.query[warp_][pieces_ % 2] = problem.q + work.request * problem.q_stride_b +
-                                        work.query_token * problem.q_stride_s + smem_.first_head * problem.q_stride_h;
-    }
-    __syncwarp();
-    ++pieces_;
-    return true;
+    prefetch_query(work);
+    return Step::block;
   }
 
   __device__ const std::byte* resolve(std::int32_t slot) const {
@@ -90,52 +84,60 @@ class Gatherer {
     return kv.data + page * kv.page_stride_bytes + std::int64_t{offset} * v32::kRowBytes;
   }
 
-  // row: of the lane's token, for the first lanes.
+  // The lane's token of a block, for the first 16 lanes.
+  static constexpr int kRowsAtOnce = kTokensPerWarp / kWarpsPerWarpgroup;
+  __device__ int token() const {
+    return lane_ / kRowsAtOnce % kWarpsPerWarpgroup * kTokensPerWarp + warp_ * kRowsAtOnce + lane_ % kRowsAtOnce;
+  }
+
+  // row: of the lane's token.
   __device__ void gather_rows(const std::byte* row) {
-    const int token = warp_ * kTokensPerWarp + lane_;
     const std::uint32_t kv_full = ptx::shared_address(&smem_.kv_full[stage_.index]);
-    if (lane_ < kTokensPerWarp) {
-      smem_.valid[stage_.index][token] = row != reinterpret_cast<const std::byte*>(&masked_row);
-    }
-    __syncwarp();
-    if (lane_ == 0) ptx::mbarrier_arrive_expect_tx(kv_full, kTokensPerWarp * v32::kRowBytes);
-    __syncwarp();
-    if (lane_ < kTokensPerWarp) {
-      ptx::copy_bulk_from_global(ptx::shared_address(smem_.rows[stage_.index].row[token]), row, v32::kRowBytes,
-                                 kv_full);
+#pragma unroll
+    for (int part = 0; part < kWarpsPerWarpgroup; ++part) {
+      ptx::mbarrier_wait(ptx::shared_address(&smem_.kv_empty[stage_.index][part]), stage_.phase ^ 1u);
+      if (part == 0) {
+        // Nobody asks for the last block's validity any more once its accumulation has begun.
+        if (lane_ < kTokensPerWarp) {
+          smem_.valid[stage_.index][token()] = row != reinterpret_cast<const std::byte*>(&masked_row);
+        }
+        __syncwarp();
+        if (lane_ == 0) ptx::mbarrier_arrive_expect_tx(kv_full, kTokensPerWarp * v32::kRowBytes);
+        __syncwarp();
+      }
+      copy_rows(row, part, kv_full);
     }
   }
 
-  // The query of a piece, every chunk to its place in the panels. A warp takes every fourth head.
-  __device__ void gather_query() {
-    // The last piece that advance() led to, or the one before if it led to another already.
-    const std::uint32_t piece = (pieces_ - (starts_piece_ && has_block_ ? 2 : 1)) % 2;
-    ptx::mbarrier_wait(ptx::shared_address(&smem_.q_empty), piece ^ 1u);
-    const bf16_t* query = smem_.query[warp_][piece];
-    const int lane = ptx::lane_id_here();
-    const int num_heads = min(params_.problem.h_q - smem_.first_head, Config::kHeads);
-    const std::uint32_t panels = ptx::shared_address(smem_.q);
-    constexpr int kPanelBytes = SmemPlan<Config>::kQueryPanelBytes;
-#pragma unroll 1
-    for (int head = warp_; head < num_heads; head += kWarpsPerWarpgroup) {
-      const bf16_t* chunk = query + head * params_.problem.q_stride_h + lane * tile::kChunkColumns;
-      const std::uint32_t target = panels + lane / 8 * kPanelBytes + tile::chunk_offset(head, lane % 8);
-      ptx::copy_async_16(target, chunk);
-      ptx::copy_async_16(target + 4 * kPanelBytes, chunk + 4 * tile::kPanelColumns);
-      if (lane < 8) ptx::copy_async_16(target + kRopePanel * kPanelBytes, chunk + kRopePanel * tile::kPanelColumns);
+  // PERF: one lane copies for all: with addresses that are the same in all lanes, copies follow each other closely,
+  // while a copy a lane would be a loop over lanes.
+  __device__ void copy_rows(const std::byte* row, int part, std::uint32_t kv_full) {
+    const int first_token = part * kTokensPerWarp + warp_ * kRowsAtOnce;
+    const std::uint32_t target = ptx::shared_address(smem_.rows[stage_.index].row[first_token]);
+    const std::byte* source[kRowsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      source[i] = reinterpret_cast<const std::byte*>(
+          __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row), part * kRowsAtOnce + i));
     }
-    ptx::copy_async_arrive(ptx::shared_address(&smem_.q_full));
+    if (!ptx::elect_lane()) return;
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      ptx::copy_bulk_from_global(target + i * v32::kRowBytes, source[i], v32::kRowBytes, kv_full);
+    }
   }
 
-  // PERF: a piece's query is copied only when the last one's is no longer needed, and then at once.
-  __device__ void prefetch_query() const {
-    const bf16_t* query = smem_.query[warp_][(pieces_ - 1) % 2];
+  // PERF: into L2, so that the math warpgroups need not wait for DRAM when the piece's turn comes.
+  __device__ void prefetch_query(const Work& work) const {
+    const DecodeProblem& problem = params_.problem;
+    const int first_head = first_head_of_block<Config>(params_);
+    const bf16_t* query = query_of(problem, work, first_head);
     const int lane = ptx::lane_id_here();
     constexpr int kLines = v32::kKeyDim * 2 / 128;
-    const int num_heads = min(params_.problem.h_q - smem_.first_head, Config::kHeads);
+    const int num_heads = min(problem.h_q - first_head, Config::kHeads);
     for (int line = warp_ * kWarpThreads + lane; line < num_heads * kLines; line += kWarpgroupThreads) {
       const int head = line / kLines;
-      ptx::prefetch_l2(query + head * params_.problem.q_stride_h + (line - head * kLines) * 64);
+      ptx::prefetch_l2(query + head * problem.q_stride_h + (line - head * kLines) * 64);
     }
   }
 
@@ -144,11 +146,11 @@ class Gatherer {
   std::int32_t unit_;
   int warp_, lane_;
   Ring<Config::kStages> stage_;
+  Ring<kPieceSlots> piece_;
   const std::int32_t* indices_ = nullptr;
   std::int32_t valid_entries_ = 0, entry_ = 0, end_entry_ = 0;
   std::int32_t index_ = -1;
-  std::uint32_t pieces_ = 0;  // that advance() led to
-  bool has_block_ = false, starts_piece_ = false;
+  Step step_ = Step::end;
 };
 
 }  // namespace chiasma::sm90_sparse_fp8_direct

@@ -1,6 +1,5 @@
-// Stage load_q: the query of a piece, divided by a power of two per head, into the K-major panels: f16 against codes,
-// bf16 against RoPE values. The gatherer copied it there as it lies in memory, every 16-byte chunk to its place; the
-// scorer's warps convert it where it is. Heads beyond h_q become zeros.
+// Stage load_q: the query of a piece from memory, divided by a power of two per head, into the K-major panels: f16
+// against codes, bf16 against RoPE values. By all math warps. Heads beyond h_q become zeros.
 //
 // LAYOUT: QK may take the contraction in any order, if both operands agree. Of a chunk of 16 codes lane t of a quad has
 // codes 4 t to 4 t + 3, where the tensor cores have 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of a step; so words 0 to 7 of 16
@@ -18,30 +17,38 @@ namespace chiasma::sm90_sparse_fp8_direct {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 
-// Eight heads of a warp at a time: lane l has head l / 4 and in each panel the two chunks 2 (l % 4) and + 1.
-inline constexpr int kQueryGroup = 8;
-struct ChunkPair {
-  uint4 first, second;
-};
-using QueryChunks = ChunkPair[kKeyPanels];
+// A row of the query is 72 chunks of 16 bytes: lane l has chunks l, l + 32 and, if it is among the first eight, l + 64,
+// which are the RoPE columns.
+inline constexpr int kLaneChunks = 3;
+inline constexpr int kRopeLanes = kRopeDim / tile::kChunkColumns;
+static_assert((kLaneChunks - 1) * kWarpThreads + kRopeLanes == v32::kKeyDim / tile::kChunkColumns);
+using LaneChunks = uint4[kLaneChunks];
 
-template <typename Config>
-__device__ __forceinline__ uint4* query_chunk(SmemPlan<Config>& smem, int panel, int row, int chunk) {
-  return reinterpret_cast<uint4*>(&smem.q[panel][tile::chunk_offset(row, chunk)]);
+__device__ __forceinline__ void load_row(LaneChunks& chunks, const bf16_t* row, bool exists, int lane) {
+#pragma unroll
+  for (int i = 0; i < kLaneChunks; ++i) {
+    chunks[i] = make_uint4(0, 0, 0, 0);
+    if (exists && (i + 1 < kLaneChunks || lane < kRopeLanes)) {
+      chunks[i] = __ldg(reinterpret_cast<const uint4*>(row) + i * kWarpThreads + lane);
+    }
+  }
 }
 
-// Biased exponent of the head's largest number. All four lanes of a head get it.
-__device__ __forceinline__ std::uint32_t query_exponent(const QueryChunks& chunks) {
+// Biased exponent of the row's largest number. All lanes get it.
+__device__ __forceinline__ std::uint32_t query_exponent(const LaneChunks& chunks) {
   std::uint32_t packed = 0;
 #pragma unroll
-  for (const ChunkPair& pair : chunks) {
-    packed = __vmaxu2(packed, __vmaxu2(tile::packed_magnitude(pair.first), tile::packed_magnitude(pair.second)));
-  }
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) packed = __vmaxu2(packed, __shfl_xor_sync(0xffffffffu, packed, step));
+  for (const uint4& chunk : chunks) packed = __vmaxu2(packed, tile::packed_magnitude(chunk));
   // Below 2^-100 the inverse would leave float32's range; such queries score 0 anyway. With a NaN or infinity among the
   // numbers the head's results are NaN whatever the others become.
-  return min(max(tile::larger_half(packed) >> 7, 127u - 100u), 254u);
+  return min(max(__reduce_max_sync(0xffffffffu, tile::larger_half(packed)) >> 7, 127u - 100u), 254u);
+}
+
+// Lanes 2 i and 2 i + 1 have neighbouring chunks. The even one gets words 0 and 2 of both, the odd one 1 and 3.
+__device__ __forceinline__ uint4 permute_codes(const uint4& chunk, bool is_odd) {
+  const std::uint32_t first = __shfl_xor_sync(0xffffffffu, is_odd ? chunk.x : chunk.y, 1);
+  const std::uint32_t second = __shfl_xor_sync(0xffffffffu, is_odd ? chunk.z : chunk.w, 1);
+  return is_odd ? make_uint4(first, second, chunk.y, chunk.w) : make_uint4(chunk.x, chunk.z, first, second);
 }
 
 __device__ __forceinline__ std::uint32_t scaled_bf162(std::uint32_t word, float factor) {
@@ -53,32 +60,39 @@ __device__ __forceinline__ uint4 scaled_bf168(const uint4& words, float factor) 
 }
 
 template <typename Config>
-__device__ __forceinline__ void load_q(const DecodeProblem& problem, SmemPlan<Config>& smem, int first_head, int warp,
-                                       int lane) {
-#pragma unroll 1
-  for (int group = warp; group < Config::kHeads / kQueryGroup; group += kWarpsPerWarpgroup) {
-    const int row = group * kQueryGroup + lane / 4;
-    const int chunk = lane % 4 * 2;
-    const bool exists = first_head + row < problem.h_q;
-    QueryChunks chunks;
+__device__ __forceinline__ void store_row(const LaneChunks& chunks, SmemPlan<Config>& smem, float sm_scale, int row,
+                                          int lane) {
+  const std::uint32_t exponent = query_exponent(chunks);
+  const float inverse = __uint_as_float((254u + kQueryTargetExponent - exponent) << 23);
+  const std::uint32_t offset = tile::chunk_offset(row, lane % 8);
 #pragma unroll
-    for (int panel = 0; panel < kKeyPanels; ++panel) {
-      chunks[panel] = {*query_chunk(smem, panel, row, chunk), *query_chunk(smem, panel, row, chunk + 1)};
-      if (!exists) chunks[panel] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
-    }
-    const std::uint32_t exponent = query_exponent(chunks);
-    const float inverse = __uint_as_float((254u + kQueryTargetExponent - exponent) << 23);
-#pragma unroll
-    for (int panel = 0; panel < kCodePanels; ++panel) {
-      const auto& [a, b] = chunks[panel];
-      *query_chunk(smem, panel, row, chunk) = tile::scaled_half8(make_uint4(a.x, a.z, b.x, b.z), inverse);
-      *query_chunk(smem, panel, row, chunk + 1) = tile::scaled_half8(make_uint4(a.y, a.w, b.y, b.w), inverse);
-    }
-    *query_chunk(smem, kRopePanel, row, chunk) = scaled_bf168(chunks[kRopePanel].first, inverse);
-    *query_chunk(smem, kRopePanel, row, chunk + 1) = scaled_bf168(chunks[kRopePanel].second, inverse);
-    const float factor = problem.sm_scale * kLog2E * __uint_as_float((exponent - kQueryTargetExponent) << 23);
-    if (lane % 4 == 0) smem.head[row] = {fminf(fmaxf(factor, -FLT_MAX), FLT_MAX), 0.0f};
+  for (int i = 0; i + 1 < kLaneChunks; ++i) {
+    const int panel = i * (kWarpThreads / 8) + lane / 8;
+    *reinterpret_cast<uint4*>(&smem.q[panel][offset]) =
+        tile::scaled_half8(permute_codes(chunks[i], lane % 2 != 0), inverse);
   }
+  if (lane < kRopeLanes) {
+    *reinterpret_cast<uint4*>(&smem.q[kRopePanel][offset]) = scaled_bf168(chunks[kLaneChunks - 1], inverse);
+  }
+  const float factor = sm_scale * kLog2E * __uint_as_float((exponent - kQueryTargetExponent) << 23);
+  if (lane == 0) smem.head[row] = {fminf(fmaxf(factor, -FLT_MAX), FLT_MAX), 0.0f};
+}
+
+// warp: among all math warps.
+template <typename Config>
+__device__ __forceinline__ void load_q(const DecodeProblem& problem, SmemPlan<Config>& smem, const Work& work,
+                                       int first_head, int warp, int lane) {
+  constexpr int kRowsPerWarp = Config::kHeads / kMathWarps;
+  const bf16_t* query = query_of(problem, work, first_head);
+  const int first = warp * kRowsPerWarp;
+  // PERF: all loads on their way together.
+  LaneChunks chunks[kRowsPerWarp];
+#pragma unroll
+  for (int i = 0; i < kRowsPerWarp; ++i) {
+    load_row(chunks[i], query + (first + i) * problem.q_stride_h, first_head + first + i < problem.h_q, lane);
+  }
+#pragma unroll
+  for (int i = 0; i < kRowsPerWarp; ++i) store_row(chunks[i], smem, problem.sm_scale, first + i, lane);
 }
 
 }  // namespace chiasma::sm90_sparse_fp8_direct

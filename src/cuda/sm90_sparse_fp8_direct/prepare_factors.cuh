@@ -26,19 +26,22 @@ __device__ __forceinline__ bool is_extreme(float ratio) {
   return !(fabsf(ratio) <= kMostScaleRatio && fabsf(ratio) >= 1.0f / kMostScaleRatio);
 }
 
-__device__ __forceinline__ void prepare_factors(BlockFactors& factors, const float4& scales, bool valid, int token) {
+__device__ __forceinline__ void prepare_factors(ScoreFactors& factors, ValueScales& value_scales, const float4& scales,
+                                                bool valid, int token) {
   const int exponent = unit_exponent(scales);
   const float inverse = power_of_two(-exponent);
   const float values[v32::kNumTiles] = {scales.x, scales.y, scales.z, scales.w};
 #pragma unroll
   for (int tile = 0; tile < v32::kNumTiles; ++tile) {
-    factors.value_scale[tile][token] = __half_as_ushort(__float2half_rn(values[tile] * inverse));
+    value_scales[tile][token] = __half_as_ushort(__float2half_rn(values[tile] * inverse));
   }
-  const float first = scales.x * ptx::reciprocal_approx(scales.z);
-  const float second = scales.y * ptx::reciprocal_approx(scales.w);
-  factors.ratio[0][token] = first;
-  factors.ratio[1][token] = second;
-  const bool needs_care = is_extreme(first) || is_extreme(second);
+  bool needs_care = abs(exponent) > kNearUnitExponent;
+#pragma unroll
+  for (int tile = 0; tile + 1 < v32::kNumTiles; ++tile) {
+    const float ratio = values[tile] * ptx::reciprocal_approx(values[tile + 1]);
+    factors.ratio[tile][token] = ratio;
+    needs_care = needs_care || is_extreme(ratio);
+  }
   factors.unit[token] = !valid ? -INFINITY : needs_care ? NAN : static_cast<float>(exponent);
 }
 

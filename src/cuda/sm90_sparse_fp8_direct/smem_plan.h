@@ -2,18 +2,20 @@
 //
 // clang-format off
 // Barrier        count                bytes                 waits         releases                                  first parity
-// kv_full[s]     4 gatherer warps     64 rows of 656        scorer        gatherer, its copies                      0
-// kv_empty[s][w] 8 accumulator warps  -                     gatherer      accumulators, once tokens 16 w to 16 w +  1 (free at
-//                                                           warp w        15 are operands in their registers; the   the start)
-//                                                                         scorer is done with the stage before
-// q_full         128 gatherer lanes   -                     scorer        their copies                              0
-// q_empty        4 scorer warps       -                     gatherer      scorer, after the last QK of a piece      1
-// note_full[t]   4 scorer warps       -                     accumulators  scorer                                    0
-// note_empty[t]  8 accumulator warps  -                     scorer        accumulators                              1
+// kv_full[s]     4 gatherer warps     64 rows of 656        block's owner gatherer, its copies                      0
+// kv_empty[s][w] 8 math warps         -                     gatherer      math, once tokens 16 w to 16 w + 15 are   1 (free at
+//                                                                         operands in their registers               the start)
+// piece_full[i]  1                    -                     math          gatherer: the piece's description          0
+// piece_empty[i] 8 math warps         -                     gatherer      math, when they are done with the piece   1
+// p_full[o]      4 warps of group o   -                     math          owner: P, references, sums of a block     0
+// p_empty[o]     8 math warps         -                     group o       math, after PV of the block               1
+// totals_full    4 warps              -                     math          owner of a piece's last block             0
 // clang-format on
 //
-// s = block % kStages, t = note % 2, counted over the life of the thread block. The scorer tells the accumulators what
-// to do by notes, one a block and one at the end of each piece. Its own warps meet at named barrier kScoreBarrier.
+// s = block % kStages, i = piece % kPieceSlots and o = block % 2 (within its piece), the math warpgroup that owns the
+// block: it scores it. Blocks are scored in order, since p_full of one block comes before the softmax of the next; so
+// what softmaxes leave behind (HeadState, sums) is handed from group to group. Math warpgroups meet at kMathBarrier,
+// each by itself at kGroupBarrier + its number.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +26,8 @@
 
 namespace chiasma::sm90_sparse_fp8_direct {
 
-inline constexpr int kScoreBarrier = 1;
+inline constexpr int kMathBarrier = 1;
+inline constexpr int kGroupBarrier = 2;
 
 // Rows of a block as they lie in the cache. LAYOUT: a row is 41 chunks of 16 bytes, so that rows shift by one bank
 // group of eight: QK reads the same chunk of eight rows at a time, PV two chunks of rows 2 i, 2 i + 2, 2 i + 4 and 2 i
@@ -44,69 +47,61 @@ struct HeadState {
   float reference;
 };
 
-using ValueScales = std::uint16_t[v32::kNumTiles][kBlockTokens];
-
-// What the scales of a block become before anybody multiplies with them. By the scorer, warp by warp.
-struct BlockFactors {
-  ValueScales value_scale;       // divided by the token's unit, f16, for PV
-  float ratio[2][kBlockTokens];  // of the scales of tiles 0 and 2, 1 and 3, for QK
-  float unit[kBlockTokens];      // exponent of two; -infinity: masked; NaN: the ratios are of no use
+// What the scales of a block become before anybody multiplies with them. By its owner, warp by warp.
+using ValueScales = std::uint16_t[v32::kNumTiles][kBlockTokens];  // divided by the token's unit, f16, for PV
+struct ScoreFactors {
+  float ratio[v32::kNumTiles - 1][kBlockTokens];  // of the scales of a tile and the next
+  float unit[kBlockTokens];                       // exponent of two; -infinity: masked; NaN: the token needs care
 };
 
-enum class NoteKind : std::int32_t { block, rescale_and_block, end_of_piece, no_more_work };
-
-// Of the block that a note is about: [64 tokens, heads] f16, rows of 128 bytes.
+// Of one block: [64 tokens, heads] f16, rows of 128 bytes.
 struct alignas(tile::kAtomBytes) Probabilities {
   std::uint8_t bytes[kBlockTokens * tile::kPanelRowBytes];
 };
 
+// What accumulators are multiplied by before PV of a block.
 template <typename Config>
-struct Note {
-  // Of accumulators: before the block, or at the end of a piece to results.
-  float multiplier[Config::kHeads];
-  // Where the results of a piece go, for the thread block's first head; the one that is not null.
-  bf16_t* out;
-  float* part_out;
-  NoteKind kind;
-  std::uint32_t stage;  // where the block's rows are
+struct alignas(16) Rescale {
+  float by[Config::kHeads];
+  std::int32_t needed;
+};
+
+// What softmaxes know of a piece so far, beside references and sums.
+struct PieceState {
+  bool seen_valid;
+  bool far_sums;      // see FarSums
+  float raise_above;  // exponents beyond this one are looked into
 };
 
 template <typename Config>
 struct SmemPlan {
   static constexpr int kQueryPanelBytes = Config::kHeads * tile::kPanelRowBytes;
 
-  // [heads, 576]: eight panels of f16, one of bf16, K-major, columns in the order of fragment_column().
+  // [heads, 576]: eight panels of f16, one of bf16, K-major, columns in the order that load_q.cuh explains.
   alignas(tile::kAtomBytes) std::uint8_t q[kKeyPanels][kQueryPanelBytes];
-  Probabilities p[kNotes];
+  Probabilities p[kMathGroups];
   RowBlock rows[Config::kStages];
-  BlockFactors factors[Config::kStages];
-  Note<Config> note[kNotes];
+  ValueScales value_scales[Config::kStages];
+  ScoreFactors factors[kMathGroups];
+  Rescale<Config> rescale[kMathGroups];
+  alignas(8) float totals[Config::kHeads];  // multipliers that turn accumulators into results
   bool valid[Config::kStages][kBlockTokens];
-  float2 sums[Config::kHeads / 8][kWarpgroupThreads];  // of the scorer's threads
+  float2 sums[Config::kHeads / 8][kWarpgroupThreads];  // of thread t of either math warpgroup
   alignas(16) HeadState head[Config::kHeads];
-  // Among the scorer's warps: maxima or sums of each, and by how much references rise.
+  // Among a math warpgroup's warps: maxima or sums of each, by how much references rise, references of far sums.
   float of_warp[kWarpsPerWarpgroup][Config::kHeads];
   float raise[Config::kHeads];
-  // First heads of the queries of even and odd pieces, for each of the gatherer's warps.
-  const bf16_t* query[kWarpsPerWarpgroup][2];
-  // The scorer's place in the list of pieces, in memory since registers are short.
-  std::int32_t group;
-  std::int32_t first_head;
-  std::int32_t unit;
-  Work work;
-  bool has_work;
-  std::uint32_t query_phase;  // of q_full
+  float far_reference[Config::kHeads];
+  PieceState piece;
+  Work work[kPieceSlots];
   std::uint64_t kv_full[Config::kStages];
   std::uint64_t kv_empty[Config::kStages][kWarpsPerWarpgroup];
-  std::uint64_t q_full;
-  std::uint64_t q_empty;
-  std::uint64_t note_full[kNotes];
-  std::uint64_t note_empty[kNotes];
+  std::uint64_t piece_full[kPieceSlots];
+  std::uint64_t piece_empty[kPieceSlots];
+  std::uint64_t p_full[kMathGroups];
+  std::uint64_t p_empty[kMathGroups];
+  std::uint64_t totals_full;
 };
-
-inline constexpr int kAccumulatorWarps = kAccumulators * kWarpsPerWarpgroup;
-// Every gatherer lane arrives when its copies have landed.
-inline constexpr int kQueryFullCount = kWarpgroupThreads;
 
 inline constexpr int kMaxSharedBytes = 227 * 1024;
 static_assert(sizeof(SmemPlan<Config<64>>) <= kMaxSharedBytes);
@@ -122,6 +117,11 @@ struct Ring {
       index = 0;
       phase ^= 1u;
     }
+  }
+  __device__ Ring next() const {
+    Ring ring = *this;
+    ring.advance();
+    return ring;
   }
 };
 

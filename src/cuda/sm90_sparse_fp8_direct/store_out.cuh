@@ -3,6 +3,7 @@
 #pragma once
 
 #include "api/problem.h"
+#include "cuda/ptx/global_store.cuh"
 #include "cuda/ptx/sync.cuh"
 #include "cuda/sm90_sparse_fp8_direct/accumulate_pv.cuh"
 
@@ -24,11 +25,11 @@ struct LaneColumns {
         make_uint4(ptx::pack_bf162(value[0], value[1]), ptx::pack_bf162(value[2], value[3]),
                    ptx::pack_bf162(value[4], value[5]), ptx::pack_bf162(value[6], value[7]));
   }
-  // Of the lane's own columns, once lanes have swapped halves.
+  // To where the lane's own columns go, once lanes have swapped halves.
   __device__ void store(float* to) const {
     const int first = has_right_half() ? -kHalf : 0;
-    *reinterpret_cast<float4*>(to + first) = make_float4(value[0], value[1], value[2], value[3]);
-    *reinterpret_cast<float4*>(to + first + kColumnsPerThread) = make_float4(value[4], value[5], value[6], value[7]);
+    ptx::store_global_16(to + first, value[0], value[1], value[2], value[3]);
+    ptx::store_global_16(to + first + kColumnsPerThread, value[4], value[5], value[6], value[7]);
   }
 
   // PERF: a lane's eight floats are one sector of 32 bytes, and stores take 16. Lanes l and l + 4 have neighbouring
@@ -50,29 +51,43 @@ struct LaneColumns {
   }
 };
 
-template <typename Config>
-__device__ __forceinline__ void store_out(const OutputTiles<Config::kHeads>& output, const DecodeProblem& problem,
-                                          const Note<Config>& note, int first_head, int warp_column) {
-  // PERF: registers are full of accumulators while blocks are worked on; nothing of this may be kept from before.
-  const int lane = ptx::lane_id_here();
-  const int first_column = warp_column + lane / 4 * kColumnsPerThread;
-  bf16_t* out = note.out;
-  float* part = note.part_out;
+// For every row of results that the lane has a share in: visit(row, columns). PERF: registers are full of accumulators
+// while blocks are worked on; nothing of this may be kept from before.
+template <typename Config, typename Visit>
+__device__ __forceinline__ void visit_rows(const OutputTiles<Config::kHeads>& output,
+                                           const float (&multiplier)[Config::kHeads], int lane, Visit&& visit) {
 #pragma unroll
   for (int j = 0; j < Config::kHeads / 8; ++j) {
+    const float2 by = *reinterpret_cast<const float2*>(&multiplier[8 * j + lane % 4 * 2]);
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const int row = 8 * j + lane % 4 * 2 + c;
-      LaneColumns<Config::kHeads> columns(output, j, c, note.multiplier[row]);
-      if (out == nullptr) columns.swap_halves();
-      if (first_head + row >= problem.h_q) continue;
-      if (out != nullptr) {
-        columns.store(out + row * problem.out_stride_h + first_column);
-      } else {
-        columns.store(part + row * kValueDim + first_column);
-      }
+      LaneColumns<Config::kHeads> columns(output, j, c, c == 0 ? by.x : by.y);
+      visit(8 * j + lane % 4 * 2 + c, columns);
     }
   }
+}
+
+// out, part: of the thread block's first head. num_heads: of its heads, those that exist.
+template <typename Config>
+__device__ __forceinline__ void store_out(const OutputTiles<Config::kHeads>& output,
+                                          const float (&multiplier)[Config::kHeads], bf16_t* out,
+                                          std::int64_t out_stride, int num_heads, int warp_column) {
+  const int lane = ptx::lane_id_here();
+  bf16_t* own = out + warp_column + lane / 4 * kColumnsPerThread;
+  visit_rows<Config>(output, multiplier, lane, [&](int row, const LaneColumns<Config::kHeads>& columns) {
+    if (row < num_heads) columns.store(own + row * out_stride);
+  });
+}
+template <typename Config>
+__device__ __forceinline__ void store_part(const OutputTiles<Config::kHeads>& output,
+                                           const float (&multiplier)[Config::kHeads], float* part, int num_heads,
+                                           int warp_column) {
+  const int lane = ptx::lane_id_here();
+  float* own = part + warp_column + lane / 4 * kColumnsPerThread;
+  visit_rows<Config>(output, multiplier, lane, [&](int row, LaneColumns<Config::kHeads>& columns) {
+    columns.swap_halves();
+    if (row < num_heads) columns.store(own + row * kValueDim);
+  });
 }
 
 }  // namespace chiasma::sm90_sparse_fp8_direct

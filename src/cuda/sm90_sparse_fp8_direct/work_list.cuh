@@ -1,7 +1,8 @@
-// The pieces of one group of thread blocks, in order, with the rows' own lengths applied. The gatherer and the
-// scorer walk the same list by themselves, which costs little: a piece is many blocks long.
+// The pieces of one group of thread blocks, in order, with the rows' own lengths applied. The gatherer walks the list
+// and describes every piece to the math warpgroups.
 #pragma once
 
+#include "cuda/ptx/sync.cuh"
 #include "cuda/sm90_sparse_fp8_direct/config.h"
 #include "cuda/split_plan.h"
 
@@ -13,27 +14,53 @@ struct Work {
   tile::Piece piece;
   std::int32_t request, query_token;
   std::int32_t valid_entries;  // entries of the row that count, from the left
-  std::int32_t num_blocks;     // from piece.first_block on; may be 0
+  std::int32_t num_blocks;     // from piece.first_block on; may be 0, and is kNoMoreWork behind the last piece
+  static constexpr std::int32_t kNoMoreWork = -1;
 };
 
+// Which part of the problem a thread block works on: the group that shares rows, and its heads of all. PERF: worked out
+// where it is needed, once a piece, rather than kept.
+template <typename Config>
+__device__ __forceinline__ std::int32_t head_groups(const SplitParams& params) {
+  return (params.problem.h_q + Config::kHeads - 1) / Config::kHeads;
+}
+template <typename Config>
+__device__ __forceinline__ std::int32_t group_of_block(const SplitParams& params) {
+  return static_cast<std::int32_t>(blockIdx.x) / head_groups<Config>(params);
+}
+template <typename Config>
+__device__ __forceinline__ int first_head_of_block(const SplitParams& params) {
+  return static_cast<int>(blockIdx.x) % head_groups<Config>(params) * Config::kHeads;
+}
+
 // The piece that starts at *unit, which becomes the start of the next one; at first it is schedule.first_unit(group).
-// False when the group has no more work.
-__device__ __forceinline__ bool next_work(const SplitParams& params, std::int32_t group, std::int32_t* unit,
-                                          Work* work) {
+__device__ __forceinline__ Work next_work(const SplitParams& params, std::int32_t group, std::int32_t* unit) {
+  Work work{};
   const std::int32_t end_unit = params.schedule.first_unit(group + 1);
-  if (*unit >= end_unit) return false;
-  work->piece = params.schedule.piece_at(group, *unit, end_unit, unit);
-  const auto s_q = static_cast<std::int32_t>(params.problem.s_q);
-  work->request = work->piece.row / s_q;
-  work->query_token = work->piece.row - work->request * s_q;
-  const Selection& selection = params.problem.selection;
-  work->valid_entries = static_cast<std::int32_t>(selection.topk);
-  if (selection.length != nullptr) {
-    work->valid_entries = min(max(selection.length[work->request * selection.length_stride], 0), work->valid_entries);
+  if (*unit >= end_unit) {
+    work.num_blocks = Work::kNoMoreWork;
+    return work;
   }
-  const std::int32_t needed = (work->valid_entries + kBlockTokens - 1) / kBlockTokens;
-  work->num_blocks = max(min(work->piece.end_block, needed) - work->piece.first_block, 0);
-  return true;
+  work.piece = params.schedule.piece_at(group, *unit, end_unit, unit);
+  const auto s_q = static_cast<std::int32_t>(params.problem.s_q);
+  work.request = work.piece.row / s_q;
+  work.query_token = work.piece.row - work.request * s_q;
+  // Up to here all is arithmetic, which may go on while the kernel in front of this one is still at work.
+  ptx::grid_dependency_wait();
+  const Selection& selection = params.problem.selection;
+  work.valid_entries = static_cast<std::int32_t>(selection.topk);
+  if (selection.length != nullptr) {
+    work.valid_entries = min(max(selection.length[work.request * selection.length_stride], 0), work.valid_entries);
+  }
+  const std::int32_t needed = (work.valid_entries + kBlockTokens - 1) / kBlockTokens;
+  work.num_blocks = max(min(work.piece.end_block, needed) - work.piece.first_block, 0);
+  return work;
+}
+
+// Query of a piece, for the thread block's first head.
+__device__ __forceinline__ const bf16_t* query_of(const DecodeProblem& problem, const Work& work, int first_head) {
+  return problem.q + work.request * problem.q_stride_b + work.query_token * problem.q_stride_s +
+         first_head * problem.q_stride_h;
 }
 
 }  // namespace chiasma::sm90_sparse_fp8_direct

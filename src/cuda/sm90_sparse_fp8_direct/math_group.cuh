@@ -1,13 +1,13 @@
 // A math warpgroup: scores every other block of a piece, and sums its half of the output columns over all blocks.
 #pragma once
 
-#include "cuda/sm90_sparse_fp8_seesaw/load_q.cuh"
-#include "cuda/sm90_sparse_fp8_seesaw/prepare_factors.cuh"
-#include "cuda/sm90_sparse_fp8_seesaw/softmax_step.cuh"
-#include "cuda/sm90_sparse_fp8_seesaw/store_out.cuh"
+#include "cuda/sm90_sparse_fp8_direct/load_q.cuh"
+#include "cuda/sm90_sparse_fp8_direct/prepare_factors.cuh"
+#include "cuda/sm90_sparse_fp8_direct/softmax_step.cuh"
+#include "cuda/sm90_sparse_fp8_direct/store_out.cuh"
 #include "cuda/tile/sink.cuh"
 
-namespace chiasma::sm90_sparse_fp8_seesaw {
+namespace chiasma::sm90_sparse_fp8_direct {
 
 inline constexpr float kLn2 = 0.6931471805599453f;
 
@@ -54,7 +54,8 @@ class MathGroup {
   // Both groups: the query's panels, and what a piece begins with.
   __device__ void begin_piece(const Work& work) {
     const int lane = ptx::lane_id_here();
-    load_q(params_.problem, smem_, work, first_head_of_block<Config>(params_), group_ * kWarpsPerWarpgroup + warp_, lane);
+    load_q(params_.problem, smem_, work, first_head_of_block<Config>(params_), group_ * kWarpsPerWarpgroup + warp_,
+           lane);
     if (group_ == 0) {
 #pragma unroll
       for (int j = 0; j < Config::kHeads / 8; ++j) {
@@ -208,12 +209,14 @@ class MathGroup {
   // At the end of a piece, one group: lse to memory, and for both groups what turns accumulators into results.
   __device__ void publish_totals(const Work& work) {
     const int lane = ptx::lane_id_here();
+    OfHeads<Config> sums;
 #pragma unroll
     for (int h = 0; h < Config::kHeads / 4; ++h) {
       const float2& own = thread_sums(smem_, warp_, lane)[h / 2 * kWarpgroupThreads];
-      const float sum = sum_over_rows(h % 2 == 0 ? own.x : own.y);
-      if (lane < 4) smem_.of_warp[warp_][head_of(h, lane)] = sum;
+      sums[h] = h % 2 == 0 ? own.x : own.y;
     }
+    reduce_over_rows(sums, [](float a, float b) { return a + b; });
+    store_of_heads<Config>(sums, smem_, warp_, lane);
     ptx::named_barrier_sync(kGroupBarrier + group_, kWarpgroupThreads);
     const int row = warp_ * kWarpThreads + lane;
     if (row < Config::kHeads) smem_.totals[row] = finish_head(work, row);
@@ -271,11 +274,11 @@ class MathGroup {
   const SplitParams& params_;
   SmemPlan<Config>& smem_;
   int group_, warp_;
-  std::uint32_t query_, p_;  // shared addresses, the same in all lanes as far as the compiler knows
+  std::uint32_t query_, p_;      // shared addresses, the same in all lanes as far as the compiler knows
   Ring<Config::kStages> stage_;  // of the next block to accumulate
   Ring<kPieceSlots> piece_;
   std::uint32_t p_phases_ = 0;
   OutputTiles<Config::kHeads> output_;
 };
 
-}  // namespace chiasma::sm90_sparse_fp8_seesaw
+}  // namespace chiasma::sm90_sparse_fp8_direct
