@@ -33,11 +33,11 @@ struct Load {
   std::int64_t num_parts = 0;  // of rows that are not whole
 };
 
-Load load_of(const tile::Schedule& schedule, const HeadCost& heads, const KernelCost& cost) {
+Load load_of(const tile::Schedule& schedule, const HeadCost& heads) {
   if (schedule.fixed_units) {
     const std::int32_t pieces = ceil_div(schedule.num_units(), schedule.num_groups);
     const double piece_us = schedule.blocks_per_unit * heads.block_us;
-    return {pieces * piece_us + (pieces - 1) * cost.next_piece_us,
+    return {pieces * piece_us + (pieces - 1) * heads.next_piece_us,
             schedule.units_per_row > 1 ? std::int64_t{schedule.num_units()} : 0};
   }
   Load load;
@@ -46,7 +46,7 @@ Load load_of(const tile::Schedule& schedule, const HeadCost& heads, const Kernel
     const std::int32_t end = schedule.first_unit(group + 1);
     if (first == end) continue;
     const std::int32_t pieces = (end - 1) / schedule.units_per_row - first / schedule.units_per_row + 1;
-    const double us = (end - first) * schedule.blocks_per_unit * heads.block_us + (pieces - 1) * cost.next_piece_us;
+    const double us = (end - first) * schedule.blocks_per_unit * heads.block_us + (pieces - 1) * heads.next_piece_us;
     load.busiest_us = std::max(load.busiest_us, us);
     const bool starts_inside = first % schedule.units_per_row != 0;
     const bool ends_inside = end % schedule.units_per_row != 0;
@@ -106,7 +106,7 @@ double merge_us(const tile::Schedule& schedule, double part_bytes) {
 double estimate_us(const PlanRequest& request, const tile::Schedule& schedule, const HeadCost& heads,
                    const KernelCost& cost) {
   const DecodeProblem& problem = request.problem;
-  const Load load = load_of(schedule, heads, cost);
+  const Load load = load_of(schedule, heads);
   const double part_bytes =
       static_cast<double>(load.num_parts) * problem.h_q * kValueDim * static_cast<double>(sizeof(float));
   const double work_us = heads.start_us + load.busiest_us + part_bytes / (cost.store_tb_per_s * kBytesPerTbAndUs);

@@ -9,16 +9,16 @@
 
 namespace chiasma {
 
-// A kernel's thread block with a number of heads, in microseconds: everything but its blocks of rows, and one of those.
+// A kernel's thread block with a number of heads, in microseconds: everything but its blocks of rows, one of those, and
+// every further piece of rows that it works on.
 struct HeadCost {
   int heads;
-  double start_us, block_us;
+  double start_us, block_us, next_piece_us;
 };
 
 // One kernel's constants, with their source where they are defined.
 struct KernelCost {
   std::array<HeadCost, 4> heads;  // from few to many; a power of two each
-  double next_piece_us;           // of every further piece of rows that a thread block works on
   double store_tb_per_s;          // at which all thread blocks together write their parts
 };
 

@@ -12,7 +12,8 @@
 namespace chiasma {
 namespace {
 
-constexpr KernelCost kCost = {{{{8, 6.0, 1.2}, {16, 7.0, 1.3}, {32, 8.0, 1.6}, {64, 10.0, 2.3}}}, 3.5, 2.4};
+constexpr KernelCost kCost = {{{{8, 6.0, 1.2, 2.0}, {16, 7.0, 1.3, 3.0}, {32, 8.0, 1.6, 4.0}, {64, 10.0, 2.3, 7.0}}},
+                              2.4};
 
 // What a request asks for, and the cut that it gets.
 struct Planned {

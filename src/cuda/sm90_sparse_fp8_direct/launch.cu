@@ -16,9 +16,8 @@ namespace {
 // Measured on an H200 (driver 580.159.04, 2026-11-30): graphs of calls with 128 heads and whole rows of 1 to 32 blocks,
 // all multiprocessors busy. Parts: rows in 2 to 32 parts against the same without.
 constexpr KernelCost kCost = {
-    {{{8, 6.3, 1.17}, {16, 6.7, 1.28}, {32, 7.7, 1.55}, {64, 10.0, 2.32}}},
-    3.5,
-    20.0,
+    {{{8, 5.9, 1.24, 2.0}, {16, 6.2, 1.28, 3.0}, {32, 7.0, 1.55, 4.5}, {64, 9.7, 2.25, 9.8}}},
+    8.0,
 };
 static_assert(kCost.heads.front().heads == kMinHeadsPerCta && kCost.heads.back().heads == kMaxHeadsPerCta);
 
