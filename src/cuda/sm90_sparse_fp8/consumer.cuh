@@ -8,14 +8,6 @@
 
 namespace chiasma::sm90_sparse_fp8 {
 
-// Keeps the compiler from putting off a sum, which would hold all its terms in registers while P needs those: the store
-// never happens, since no sum of weights is negative, but whether it does must be known here.
-__device__ __forceinline__ void complete_here(float sum, void* where) {
-  asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0;}" ::"f"(sum),
-               "r"(ptx::shared_address(where))
-               : "memory");
-}
-
 template <typename Variant>
 class Consumer {
  public:
@@ -55,6 +47,7 @@ class Consumer {
   __device__ volatile PieceProgress& progress() { return smem_.progress[warpgroup_]; }
 
   __device__ void load_query(const Work& work) {
+    if (threadIdx.x == 0) smem_.far_units = 0;
     load_q(params_.problem, smem_, work, smem_.first_head, warpgroup_ * kWarpsPerWarpgroup + warp_, lane_);
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(kMathBarrier, kMathThreads);
@@ -115,11 +108,9 @@ class Consumer {
     ptx::wgmma_pin(scores);
     float most[2];
     weigh_scores(scores, most, smem_.tokens[stage], scale, lane_);
-    apply(raise_reference(state_, most), output_);
+    raise_reference(state_, output_, most, smem_.far_units);
     Exponentials exponentials;
-    exponentiate(exponentials, scores, state_, smem_.tokens[stage], lane_);
-    complete_here(state_.sum[0], smem_.p);
-    complete_here(state_.sum[1], smem_.p);
+    exponentiate(exponentials, scores, state_, smem_, stage, warp_, lane_);
     Probabilities probabilities[kOutputTiles];
     publish_p(probabilities, exponentials, state_, smem_, stage, warp_, lane_);
     ptx::fence_proxy_async();
@@ -134,7 +125,7 @@ class Consumer {
     const std::uint32_t peer = block_ - 1;
     ptx::mbarrier_wait(ptx::shared_address(&smem_.p_full[peer % kStages]), parity_of(peer));
     const float reference[2] = {smem_.reference[head_row()], smem_.reference[head_row() + 8]};
-    apply(move_reference(state_, reference), output_);
+    move_reference(state_, output_, reference, smem_.far_units);
     accumulate_peer_p(output_, smem_, peer % kStages, warpgroup_);
     wait_for_pv(output_);
     release(peer % kStages);
@@ -163,10 +154,10 @@ class Consumer {
     ptx::named_barrier_sync(kMathBarrier, kMathThreads);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = state_.sum[r];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      if (lane_ % 4 == 0) row_sum(smem_, warpgroup_, head_row() + 8 * r) = sum;
+      const float sum = state_.sum[r];
+      const bool is_low = sum < 0.0f;
+      const float2 both = make_float2(quad_sum(is_low ? 0.0f : sum), quad_sum(is_low ? -sum : 0.0f));
+      if (lane_ % 4 == 0) row_sum(smem_, warpgroup_, head_row() + 8 * r) = both;
     }
     ptx::named_barrier_sync(kMathBarrier, kMathThreads);
   }
