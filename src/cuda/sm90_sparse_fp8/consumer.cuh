@@ -14,7 +14,9 @@ class Consumer {
   __device__ Consumer(const Params& params, SmemPlan& smem)
       : params_(params),
         smem_(smem),
-        warpgroup_(threadIdx.x / kWarpgroupThreads),
+        // By a shuffle, so that the compiler knows the same number for all lanes: descriptors live in uniform
+        // registers.
+        warpgroup_(__shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0)),
         warp_(threadIdx.x % kWarpgroupThreads / kWarpThreads),
         lane_(threadIdx.x % kWarpThreads) {}
 
@@ -114,8 +116,7 @@ class Consumer {
     Probabilities probabilities[kOutputTiles];
     publish_p(probabilities, exponentials, state_, smem_, stage, warp_, lane_);
     ptx::fence_proxy_async();
-    __syncwarp();
-    if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.p_full[stage]));
+    ptx::mbarrier_arrive(ptx::shared_address(&smem_.p_full[stage]));
     accumulate_own_p(output_, probabilities, smem_, stage, warpgroup_);
     wait_for_pv(output_);
     release(stage);
