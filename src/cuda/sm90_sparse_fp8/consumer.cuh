@@ -36,6 +36,9 @@ class Consumer {
 
  private:
   static constexpr bool kCrossover = Variant::kClusterSize > 1;
+  // Whether the other warpgroup's block comes before the own one's scores or between their halves. PERF: 3 % of
+  // crossover, whose tiles are there early (H200, 2026-11-30); baseline waits for its tiles anyway.
+  static constexpr bool kPeerFirst = !kCrossover;
 
   // Everybody knows the work, and is done with the last piece's query and sums.
   __device__ bool next_piece(std::uint32_t slot) {
@@ -62,7 +65,7 @@ class Consumer {
   }
 
   // Blocks alternate between the warpgroups. While one softmaxes its block, the other scores the first half of the next
-  // one's columns, if they are there already, and multiplies the former's as soon as its P is there.
+  // one's columns (crossover), or waits (baseline), and multiplies the former's as soon as its P is there.
   __device__ void accumulate_piece(std::uint32_t slot) {
     const Work& work = smem_.work[slot];
     if (threadIdx.x % kWarpgroupThreads == 0) {
@@ -74,26 +77,13 @@ class Consumer {
       bool peer_waits = block_ % kMathWarpgroups != static_cast<std::uint32_t>(warpgroup_);
       if (peer_waits) ++block_;
       const bool has_own = block_ < progress().end_block;
-      if (peer_waits && (!has_own || p_comes_first())) {
+      if (peer_waits && (!has_own || kPeerFirst)) {
         peer_block();
         peer_waits = false;
       }
       if (!has_own) return;
       own_block(peer_waits);
       ++block_;
-    }
-  }
-
-  // The block before the own one is the other warpgroup's. Which is ready first: its P, or the tile of the own block?
-  // Whole warpgroups must do the same, so that they vote.
-  __device__ bool p_comes_first() {
-    const std::uint32_t peer = block_ - 1;
-    while (true) {
-      const bool p_ready = ptx::mbarrier_test(ptx::shared_address(&smem_.p_full[peer % kStages]), parity_of(peer));
-      if (ptx::named_barrier_all(kOwnerBarrier + warpgroup_, kWarpgroupThreads, p_ready)) return true;
-      const bool kv_ready =
-          ptx::mbarrier_test(ptx::shared_address(&smem_.kv_full[block_ % kStages][0]), parity_of(block_));
-      if (ptx::named_barrier_all(kOwnerBarrier + warpgroup_, kWarpgroupThreads, kv_ready)) return false;
     }
   }
 
