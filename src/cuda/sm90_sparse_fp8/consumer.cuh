@@ -8,21 +8,15 @@
 
 namespace chiasma::sm90_sparse_fp8 {
 
-// Keeps the compiler from putting off a sum, which would hold all its terms in registers while P needs those: the store
-// never happens, since no sum of weights is negative, but whether it does must be known here.
-__device__ __forceinline__ void complete_here(float sum, void* where) {
-  asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0;}" ::"f"(sum),
-               "r"(ptx::shared_address(where))
-               : "memory");
-}
-
 template <typename Variant>
 class Consumer {
  public:
   __device__ Consumer(const Params& params, SmemPlan& smem)
       : params_(params),
         smem_(smem),
-        warpgroup_(threadIdx.x / kWarpgroupThreads),
+        // By a shuffle, so that the compiler knows the same number for all lanes: descriptors live in uniform
+        // registers.
+        warpgroup_(__shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0)),
         warp_(threadIdx.x % kWarpgroupThreads / kWarpThreads),
         lane_(threadIdx.x % kWarpThreads) {}
 
@@ -42,6 +36,9 @@ class Consumer {
 
  private:
   static constexpr bool kCrossover = Variant::kClusterSize > 1;
+  // Whether the other warpgroup's block comes before the own one's scores or between their halves. PERF: 3 % of
+  // crossover, whose tiles are there early (H200, 2026-11-30); baseline waits for its tiles anyway.
+  static constexpr bool kPeerFirst = !kCrossover;
 
   // Everybody knows the work, and is done with the last piece's query and sums.
   __device__ bool next_piece(std::uint32_t slot) {
@@ -55,6 +52,7 @@ class Consumer {
   __device__ volatile PieceProgress& progress() { return smem_.progress[warpgroup_]; }
 
   __device__ void load_query(const Work& work) {
+    if (threadIdx.x == 0) smem_.far_units = 0;
     load_q(params_.problem, smem_, work, smem_.first_head, warpgroup_ * kWarpsPerWarpgroup + warp_, lane_);
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(kMathBarrier, kMathThreads);
@@ -67,7 +65,7 @@ class Consumer {
   }
 
   // Blocks alternate between the warpgroups. While one softmaxes its block, the other scores the first half of the next
-  // one's columns, if they are there already, and multiplies the former's as soon as its P is there.
+  // one's columns (crossover), or waits (baseline), and multiplies the former's as soon as its P is there.
   __device__ void accumulate_piece(std::uint32_t slot) {
     const Work& work = smem_.work[slot];
     if (threadIdx.x % kWarpgroupThreads == 0) {
@@ -79,26 +77,13 @@ class Consumer {
       bool peer_waits = block_ % kMathWarpgroups != static_cast<std::uint32_t>(warpgroup_);
       if (peer_waits) ++block_;
       const bool has_own = block_ < progress().end_block;
-      if (peer_waits && (!has_own || p_comes_first())) {
+      if (peer_waits && (!has_own || kPeerFirst)) {
         peer_block();
         peer_waits = false;
       }
       if (!has_own) return;
       own_block(peer_waits);
       ++block_;
-    }
-  }
-
-  // The block before the own one is the other warpgroup's. Which is ready first: its P, or the tile of the own block?
-  // Whole warpgroups must do the same, so that they vote.
-  __device__ bool p_comes_first() {
-    const std::uint32_t peer = block_ - 1;
-    while (true) {
-      const bool p_ready = ptx::mbarrier_test(ptx::shared_address(&smem_.p_full[peer % kStages]), parity_of(peer));
-      if (ptx::named_barrier_all(kOwnerBarrier + warpgroup_, kWarpgroupThreads, p_ready)) return true;
-      const bool kv_ready =
-          ptx::mbarrier_test(ptx::shared_address(&smem_.kv_full[block_ % kStages][0]), parity_of(block_));
-      if (ptx::named_barrier_all(kOwnerBarrier + warpgroup_, kWarpgroupThreads, kv_ready)) return false;
     }
   }
 
@@ -115,16 +100,13 @@ class Consumer {
     ptx::wgmma_pin(scores);
     float most[2];
     weigh_scores(scores, most, smem_.tokens[stage], scale, lane_);
-    apply(raise_reference(state_, most), output_);
+    raise_reference(state_, output_, most, smem_.far_units);
     Exponentials exponentials;
-    exponentiate(exponentials, scores, state_, smem_.tokens[stage], lane_);
-    complete_here(state_.sum[0], smem_.p);
-    complete_here(state_.sum[1], smem_.p);
+    exponentiate(exponentials, scores, state_, smem_, stage, warp_, lane_);
     Probabilities probabilities[kOutputTiles];
     publish_p(probabilities, exponentials, state_, smem_, stage, warp_, lane_);
     ptx::fence_proxy_async();
-    __syncwarp();
-    if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.p_full[stage]));
+    ptx::mbarrier_arrive(ptx::shared_address(&smem_.p_full[stage]));
     accumulate_own_p(output_, probabilities, smem_, stage, warpgroup_);
     wait_for_pv(output_);
     release(stage);
@@ -134,7 +116,7 @@ class Consumer {
     const std::uint32_t peer = block_ - 1;
     ptx::mbarrier_wait(ptx::shared_address(&smem_.p_full[peer % kStages]), parity_of(peer));
     const float reference[2] = {smem_.reference[head_row()], smem_.reference[head_row() + 8]};
-    apply(move_reference(state_, reference), output_);
+    move_reference(state_, output_, reference, smem_.far_units);
     accumulate_peer_p(output_, smem_, peer % kStages, warpgroup_);
     wait_for_pv(output_);
     release(peer % kStages);
@@ -163,10 +145,10 @@ class Consumer {
     ptx::named_barrier_sync(kMathBarrier, kMathThreads);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = state_.sum[r];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      if (lane_ % 4 == 0) row_sum(smem_, warpgroup_, head_row() + 8 * r) = sum;
+      const float sum = state_.sum[r];
+      const bool is_low = sum < 0.0f;
+      const float2 both = make_float2(quad_sum(is_low ? 0.0f : sum), quad_sum(is_low ? -sum : 0.0f));
+      if (lane_ % 4 == 0) row_sum(smem_, warpgroup_, head_row() + 8 * r) = both;
     }
     ptx::named_barrier_sync(kMathBarrier, kMathThreads);
   }

@@ -23,7 +23,7 @@ __device__ void init_barriers(SmemPlan& smem) {
     for (std::uint64_t& half : smem.kv_full[stage]) ptx::mbarrier_init(ptx::shared_address(&half), kProducerWarps);
     ptx::mbarrier_init(ptx::shared_address(&smem.kv_empty[stage]),
                        kMathWarpgroups * kWarpsPerWarpgroup * Variant::kClusterSize);
-    ptx::mbarrier_init(ptx::shared_address(&smem.p_full[stage]), kWarpsPerWarpgroup);
+    ptx::mbarrier_init(ptx::shared_address(&smem.p_full[stage]), kWarpgroupThreads);
   }
   ptx::fence_mbarrier_init();
 }

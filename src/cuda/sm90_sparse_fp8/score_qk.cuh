@@ -79,7 +79,8 @@ __device__ __forceinline__ void score_second_half(ScoreTile& scores, SmemPlan& s
                                                   std::uint32_t parity, int warpgroup, int warp, int lane) {
   wait_for_half(smem, stage, 1, parity);
   score_tile<2>(scores, smem, stage, lane, [] {});
-  score_tile<3>(scores, smem, stage, lane, [&] { weigh_tokens(smem.tokens[stage], warpgroup, warp, lane); });
+  score_tile<3>(scores, smem, stage, lane,
+                [&] { weigh_tokens(smem.tokens[stage], smem.far_units, warpgroup, warp, lane); });
   multiply_panels<kRopePanel, 1>(scores, smem, stage);
 }
 

@@ -51,6 +51,7 @@ struct SmemPlan {
   WorkCursor work_cursor;
   Work work[2];  // of even and odd pieces
   bool has_work[2];
+  std::uint32_t far_units;  // whether the piece has had a token whose unit is a far one
   PieceProgress progress[kMathWarpgroups];
   std::uint64_t kv_full[kStages][kHalves];
   std::uint64_t kv_empty[kStages];

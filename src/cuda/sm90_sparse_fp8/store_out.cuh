@@ -71,9 +71,15 @@ __device__ __forceinline__ void store_row_float(const OutputTile (&output)[kOutp
   }
 }
 
-// Sums of weights lie where P was.
-__device__ __forceinline__ float& row_sum(SmemPlan& smem, int warpgroup, int row) {
-  return reinterpret_cast<float*>(smem.p)[warpgroup * kHeadsPerCta + row];
+// Sums of weights lie where P was: of what a warpgroup's threads have as it is, and of what they have times 2^64.
+__device__ __forceinline__ float2& row_sum(SmemPlan& smem, int warpgroup, int row) {
+  return reinterpret_cast<float2*>(smem.p)[warpgroup * kHeadsPerCta + row];
+}
+// At least 2^-121, if anything was summed.
+__device__ __forceinline__ float total_sum(SmemPlan& smem, int row) {
+  const float2 first = row_sum(smem, 0, row), second = row_sum(smem, 1, row);
+  const float plain = first.x + second.x, low = first.y + second.y;
+  return plain >= kLeastPlain ? plain + low / kLow : (plain * kLow + low) / kLow;
 }
 
 __device__ __forceinline__ void store_out(const OutputTile (&output)[kOutputTiles], const Params& params,
@@ -85,7 +91,7 @@ __device__ __forceinline__ void store_out(const OutputTile (&output)[kOutputTile
     const int row = warp * 16 + lane / 4 + 8 * r;
     const int head = first_head + row;
     const bool exists = head < problem.h_q;
-    Normalization result = normalize(state.reference[r], row_sum(smem, 0, row) + row_sum(smem, 1, row));
+    Normalization result = normalize(state.reference[r], total_sum(smem, row));
     const bool writes_lse = exists && warpgroup == 0 && lane % 4 == 0;
     if (work.piece.slot == tile::Piece::kWholeRow) {
       if (writes_lse) {

@@ -7,8 +7,10 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/sync.cuh"
 #include "cuda/sm90_sparse_fp8/config.h"
+#include "cuda/sm90_sparse_fp8/wide_sum.h"
 
 namespace chiasma::sm90_sparse_fp8 {
 
@@ -51,8 +53,24 @@ __device__ __forceinline__ float inverse_power(float x) {
   return __uint_as_float(0x3f800000u - (__float_as_uint(x + 0x1.8p23f) << 23));
 }
 
-// By a whole math warpgroup, once none of its warps needs the ratios any more.
-__device__ __forceinline__ void weigh_tokens(TokenGroup (&groups)[kTokenGroups], int warpgroup, int warp, int lane) {
+// One predicated instruction: with a branch here, ptxas builds the descriptors of the products around it in ordinary
+// registers.
+__device__ __forceinline__ void note_far_unit(std::uint32_t& far_units, float log2_unit) {
+  const float distance = log2_unit == -INFINITY ? 0.0f : fabsf(log2_unit);
+  asm volatile("{.reg .pred far; setp.gt.f32 far, %0, %1; @far st.shared.u32 [%2], 1;}" ::"f"(distance),
+               "f"(kNearLog2Unit), "r"(ptx::shared_address(&far_units))
+               : "memory");
+}
+
+__device__ __forceinline__ bool any_far_unit(const std::uint32_t& far_units) {
+  std::uint32_t noted;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(noted) : "r"(ptx::shared_address(&far_units)) : "memory");
+  return __any_sync(0xffffffffu, noted != 0);
+}
+
+// By a whole math warpgroup, once none of its warps needs the ratios any more. Notes whether a unit is a far one.
+__device__ __forceinline__ void weigh_tokens(TokenGroup (&groups)[kTokenGroups], std::uint32_t& far_units,
+                                             int warpgroup, int warp, int lane) {
   constexpr int kTokensPerWarp = kBlockTokens / kWarpsPerWarpgroup;
   ptx::named_barrier_sync(kOwnerBarrier + warpgroup, kWarpgroupThreads);
   if (lane < kTokensPerWarp) {
@@ -65,6 +83,7 @@ __device__ __forceinline__ void weigh_tokens(TokenGroup (&groups)[kTokenGroups],
     const float factor = __uint_as_float(exponents << 16);
     const float log2_unit = __uint_as_float(exponents & 0xffff0000u);
     const float inverse_unit = inverse_power(log2_unit);
+    note_far_unit(far_units, log2_unit);
     scale[kScaleTiles - 1] *= factor * inverse_unit;
 #pragma unroll
     for (int tile = kScaleTiles - 2; tile >= 0; --tile) scale[tile] *= scale[tile + 1];
