@@ -32,8 +32,6 @@ __device__ void init_barriers(SmemPlan<Config>& smem) {
   init(smem.kv_empty[0], Config::kStages * kWarpsPerWarpgroup, kMathWarps);
   init(smem.piece_full, kPieceSlots, 1);
   init(smem.piece_empty, kPieceSlots, kMathWarps);
-  init(&smem.q_full, 1, kWarpsPerWarpgroup);
-  init(&smem.q_empty, 1, kMathWarps);
   init(smem.p_full, kMathGroups, kWarpsPerWarpgroup);
   init(smem.p_empty, kMathGroups, kMathWarps);
   init(&smem.totals_full, 1, kWarpsPerWarpgroup);

@@ -1,6 +1,5 @@
 // Stage load_q: the query of a piece from memory, divided by a power of two per head, into the K-major panels: f16
-// against codes, bf16 against RoPE values. For a thread block's first piece by the math warps, which have nothing else
-// to do yet, then by the gatherer, while the last piece's results are on their way. Heads beyond h_q become zeros.
+// against codes, bf16 against RoPE values. By all math warps. Heads beyond h_q become zeros.
 //
 // LAYOUT: QK may take the contraction in any order, if both operands agree. Of a chunk of 16 codes lane t of a quad has
 // codes 4 t to 4 t + 3, where the tensor cores have 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of a step; so words 0 to 7 of 16
@@ -76,27 +75,24 @@ __device__ __forceinline__ void store_row(const LaneChunks& chunks, SmemPlan<Con
     *reinterpret_cast<uint4*>(&smem.q[kRopePanel][offset]) = scaled_bf168(chunks[kLaneChunks - 1], inverse);
   }
   const float factor = sm_scale * kLog2E * __uint_as_float((exponent - kQueryTargetExponent) << 23);
-  if (lane == 0) smem.factor[row] = fminf(fmaxf(factor, -FLT_MAX), FLT_MAX);
+  if (lane == 0) smem.head[row] = {fminf(fmaxf(factor, -FLT_MAX), FLT_MAX), 0.0f};
 }
 
-// query: of the thread block's heads, of which num_heads exist. Rows first, first + stride and so on, kAtOnce of them
-// on their way together.
-template <int kAtOnce, typename Config>
-__device__ __forceinline__ void load_q(const DecodeProblem& problem, SmemPlan<Config>& smem, const bf16_t* query,
-                                       int num_heads, int first, int stride, int lane) {
-#pragma unroll 1
-  for (int row = first; row < Config::kHeads; row += kAtOnce * stride) {
-    LaneChunks chunks[kAtOnce];
+// warp: among all math warps.
+template <typename Config>
+__device__ __forceinline__ void load_q(const DecodeProblem& problem, SmemPlan<Config>& smem, const Work& work,
+                                       int first_head, int warp, int lane) {
+  constexpr int kRowsPerWarp = Config::kHeads / kMathWarps;
+  const bf16_t* query = query_of(problem, work, first_head);
+  const int first = warp * kRowsPerWarp;
+  // PERF: all loads on their way together.
+  LaneChunks chunks[kRowsPerWarp];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int own = row + i * stride;
-      load_row(chunks[i], query + own * problem.q_stride_h, own < num_heads, lane);
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) store_row(chunks[i], smem, problem.sm_scale, row + i * stride, lane);
+  for (int i = 0; i < kRowsPerWarp; ++i) {
+    load_row(chunks[i], query + (first + i) * problem.q_stride_h, first_head + first + i < problem.h_q, lane);
   }
-  // SYNC: the query was written by ordinary stores and is read by the tensor cores.
-  ptx::fence_proxy_async();
+#pragma unroll
+  for (int i = 0; i < kRowsPerWarp; ++i) store_row(chunks[i], smem, problem.sm_scale, first + i, lane);
 }
 
 }  // namespace chiasma::sm90_sparse_fp8_direct

@@ -26,17 +26,15 @@ class MathGroup {
     for (;;) {
       ptx::mbarrier_wait(ptx::shared_address(&smem_.piece_full[piece_.index]), piece_.phase);
       const Work& work = smem_.work[piece_.index];
-      // PERF: as a uniform number it keeps all that is counted along with it out of the lanes' registers.
+      // PERF: as an uniform number it keeps all that is counted along with it out of the lanes' registers.
       const auto num_blocks = static_cast<std::int32_t>(ptx::uniform(static_cast<std::uint32_t>(work.num_blocks)));
       if (num_blocks == Work::kNoMoreWork) return;
       // Nothing in global memory is touched before the kernel in front of this one is done with it.
       ptx::grid_dependency_wait();
-      begin_piece(work, num_blocks > 0);
+      begin_piece(work);
       clear_output();
-      if (group_ >= num_blocks && num_blocks > 0) release_query();
       for (std::int32_t block = 0; block < num_blocks; block += kMathGroups) {
-        const std::int32_t own = block + group_;
-        if (own < num_blocks) score_block(own == 0, own + kMathGroups >= num_blocks);
+        if (block + group_ < num_blocks) score_block(block + group_ == 0);
         accumulate(block + 1 < num_blocks);
         // The owner of the last block knows the sums. PERF: while the last products are under way.
         if (block + kMathGroups >= num_blocks && group_ == (num_blocks - 1) % kMathGroups) publish_totals(work);
@@ -54,37 +52,20 @@ class MathGroup {
 
  private:
   // Both groups: the query's panels, and what a piece begins with.
-  __device__ void begin_piece(const Work& work, bool has_query) {
+  __device__ void begin_piece(const Work& work) {
     const int lane = ptx::lane_id_here();
-    if (has_query) receive_query(work);
+    load_q(params_.problem, smem_, work, first_head_of_block<Config>(params_), group_ * kWarpsPerWarpgroup + warp_,
+           lane);
     if (group_ == 0) {
-      const int head = warp_ * kWarpThreads + lane;
-      if (head < Config::kHeads) smem_.head[head] = {smem_.factor[head], 0.0f};
 #pragma unroll
       for (int j = 0; j < Config::kHeads / 8; ++j) {
         thread_sums(smem_, warp_, lane)[j * kWarpgroupThreads] = make_float2(0.0f, 0.0f);
       }
       if (is_first_thread()) smem_.piece = {false, false, -INFINITY};
     }
+    // SYNC: the query was written by ordinary stores and is read by the tensor cores.
+    ptx::fence_proxy_async();
     ptx::named_barrier_sync(kMathBarrier, kMathThreads);
-  }
-
-  // The first query is loaded here, all others by the gatherer.
-  __device__ void receive_query(const Work& work) {
-    if (work.query > 0) {
-      ptx::mbarrier_wait(ptx::shared_address(&smem_.q_full), work.query % 2 ^ 1u);
-      return;
-    }
-    const DecodeProblem& problem = params_.problem;
-    const int first_head = first_head_of_block<Config>(params_);
-    load_q<Config::kHeads / kMathWarps>(problem, smem_, query_of(problem, work.piece.row, first_head),
-                                        problem.h_q - first_head, group_ * kWarpsPerWarpgroup + warp_, kMathWarps,
-                                        ptx::lane_id_here());
-    ptx::named_barrier_sync(kMathBarrier, kMathThreads);
-  }
-
-  __device__ void release_query() const {
-    if (ptx::lane_id_here() == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.q_empty));
   }
 
   __device__ void clear_output() {
@@ -96,14 +77,13 @@ class MathGroup {
   }
 
   // From rows to P, sums and references of a block of this group.
-  __device__ void score_block(bool is_first, bool is_last) {
+  __device__ void score_block(bool is_first) {
     const auto ring = group_ == 0 ? stage_ : stage_.next();
     const std::uint32_t stage = ring.index;
     ptx::mbarrier_wait(ptx::shared_address(&smem_.kv_full[stage]), ring.phase);
     ptx::Accumulator<Config::kHeads> scores;
     TokenUnits units;
     score(scores, units, stage);
-    if (is_last) release_query();
     // The softmax of the block before is done (group 0 accumulated it already), and everybody with this group's last P.
     if (group_ != 0) ptx::mbarrier_wait(ptx::shared_address(&smem_.p_full[0]), phase_of(0));
     ptx::mbarrier_wait(ptx::shared_address(&smem_.p_empty[group_]), phase_of(group_) ^ 1u);

@@ -7,9 +7,6 @@
 //                                                                         operands in their registers               the start)
 // piece_full[i]  1                    -                     math          gatherer: the piece's description          0
 // piece_empty[i] 8 math warps         -                     gatherer      math, when they are done with the piece   1
-// q_full         4 gatherer warps     -                     math          gatherer: the query of a piece but the    0
-//                                                                         first
-// q_empty        8 math warps         -                     gatherer      math, after their last QK of a piece      0
 // p_full[o]      4 warps of group o   -                     math          owner: P, references, sums of a block     0
 // p_empty[o]     8 math warps         -                     group o       math, after PV of the block               1
 // totals_full    4 warps              -                     math          owner of a piece's last block             0
@@ -76,17 +73,6 @@ struct PieceState {
   float raise_above;  // exponents beyond this one are looked into
 };
 
-// What a gatherer warp knows of the piece whose rows it asks for, and of its place in the list. In memory, since its
-// registers are few.
-struct GatherState {
-  const std::int32_t* indices;
-  std::int32_t valid_entries, end_entry;
-  std::int32_t row, previous_row;  // of all query tokens; the second of the piece before
-  std::int32_t unit;               // where the next piece starts
-  std::uint32_t queries;           // of the pieces so far
-  std::uint32_t num_slots;         // of the cache, at most 2^31
-};
-
 template <typename Config>
 struct SmemPlan {
   static constexpr int kQueryPanelBytes = Config::kHeads * tile::kPanelRowBytes;
@@ -102,20 +88,16 @@ struct SmemPlan {
   bool valid[Config::kStages][kBlockTokens];
   float2 sums[Config::kHeads / 8][kWarpgroupThreads];  // of thread t of either math warpgroup
   alignas(16) HeadState head[Config::kHeads];
-  float factor[Config::kHeads];  // of the query in q, for HeadState
   // Among a math warpgroup's warps: maxima or sums of each, by how much references rise, references of far sums.
   float of_warp[kWarpsPerWarpgroup][Config::kHeads];
   float raise[Config::kHeads];
   float far_reference[Config::kHeads];
   PieceState piece;
   Work work[kPieceSlots];
-  GatherState gather[kWarpsPerWarpgroup];
   std::uint64_t kv_full[Config::kStages];
   std::uint64_t kv_empty[Config::kStages][kWarpsPerWarpgroup];
   std::uint64_t piece_full[kPieceSlots];
   std::uint64_t piece_empty[kPieceSlots];
-  std::uint64_t q_full;
-  std::uint64_t q_empty;
   std::uint64_t p_full[kMathGroups];
   std::uint64_t p_empty[kMathGroups];
   std::uint64_t totals_full;

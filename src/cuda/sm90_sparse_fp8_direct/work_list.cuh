@@ -15,7 +15,6 @@ struct Work {
   std::int32_t request, query_token;
   std::int32_t valid_entries;  // entries of the row that count, from the left
   std::int32_t num_blocks;     // from piece.first_block on; may be 0, and is kNoMoreWork behind the last piece
-  std::uint32_t query;         // number of its query among those of the thread block, if it has blocks
   static constexpr std::int32_t kNoMoreWork = -1;
 };
 
@@ -58,11 +57,9 @@ __device__ __forceinline__ Work next_work(const SplitParams& params, std::int32_
   return work;
 }
 
-// The query token's query, for the thread block's first head. row: of all query tokens.
-__device__ __forceinline__ const bf16_t* query_of(const DecodeProblem& problem, std::int32_t row, int first_head) {
-  const auto s_q = static_cast<std::int32_t>(problem.s_q);
-  const std::int32_t request = row / s_q;
-  return problem.q + request * problem.q_stride_b + (row - request * s_q) * problem.q_stride_s +
+// Query of a piece, for the thread block's first head.
+__device__ __forceinline__ const bf16_t* query_of(const DecodeProblem& problem, const Work& work, int first_head) {
+  return problem.q + work.request * problem.q_stride_b + work.query_token * problem.q_stride_s +
          first_head * problem.q_stride_h;
 }
 
