@@ -31,20 +31,6 @@ __device__ __forceinline__ void named_barrier_sync(int id, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
 }
 
-// The same, and whether `predicate` holds for all of them.
-__device__ __forceinline__ bool named_barrier_all(int id, int num_threads, bool predicate) {
-  std::uint32_t all;
-  asm volatile(
-      "{\n.reg .pred p, q;\n"
-      "setp.ne.u32 p, %3, 0;\n"
-      "barrier.cta.red.and.pred.aligned q, %1, %2, p;\n"
-      "selp.u32 %0, 1, 0, q;\n}"
-      : "=r"(all)
-      : "r"(id), "r"(num_threads), "r"(static_cast<std::uint32_t>(predicate))
-      : "memory");
-  return all != 0;
-}
-
 // True in one lane of a whole warp. The compiler knows that it is one, as it does not of lane 0.
 __device__ __forceinline__ bool elect_lane() {
   std::uint32_t elected;
@@ -56,7 +42,7 @@ __device__ __forceinline__ bool elect_lane() {
   return elected != 0;
 }
 
-// The same, and the answer to whether `vote` was true for any of the threads.
+// Like named_barrier_sync(), and the answer to whether `vote` was true for any of the threads.
 __device__ __forceinline__ bool named_barrier_any(int id, int num_threads, bool vote) {
   std::uint32_t any;
   asm volatile(

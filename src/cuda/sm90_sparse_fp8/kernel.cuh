@@ -9,7 +9,8 @@
 // Tiles hold bare codes: scales enter between the products of two scale tiles in QK, and in the weights of PV. Each
 // warpgroup accumulates its own 256 of the 512 output columns, two scale tiles, over all blocks, with P from its
 // registers for the blocks it scored and from shared memory for the other's. With crossover a cluster of two shares a
-// query token: each block dequantises half of every tile's rows and copies them to the other.
+// query token: each block dequantises half of every tile's rows and copies them to the other. Without it tiles come
+// later, and both halves of score_qk n+1 follow pv n.
 #pragma once
 
 #include "cuda/sm90_sparse_fp8/consumer.cuh"

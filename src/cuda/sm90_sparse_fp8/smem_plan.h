@@ -6,16 +6,16 @@
 //                                             8 warps of kPeerBytes<h>                       copies of the peer
 // kv_empty[s]     8 math warps of every       -                            producers         math warps of all    1 (free at
 //                 block of the cluster                                                       blocks               the start)
-// p_full[s]       4 warps of the tile's       -                            the other math    the owner            0
+// p_full[s]       128 threads of the tile's   -                            the other math    the owner            0
 //                 owner                                                    warpgroup
 // clang-format on
 //
 // Stage s of the n-th block of a CTA is n % 2; so is its owner, the math warpgroup that scores it. Parities follow
 // n / 2. Half h of a tile is panels 4 h to 4 h + 3, with the scales in the first half and RoPE in the second; the other
 // math warpgroup learns from p_full that both are there. Who fills a tile also fences it for the tensor cores. Named
-// barriers: kMathBarrier of all math threads orders the loads of Q and the exchange at the end of a piece;
-// kOwnerBarrier
-// + w of math warpgroup w orders its in-place work on the scales, and lets it vote.
+// barriers: kMathBarrier of all math threads orders the loads of Q and the exchange at the end of a piece.
+// kOwnerBarrier plus w of math warpgroup w orders its in-place work on the scales. far_units is written before
+// kOwnerBarrier and p_full of its block and read behind them.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,7 @@ struct SmemPlan {
   WorkCursor work_cursor;
   Work work[2];  // of even and odd pieces
   bool has_work[2];
-  std::uint32_t far_units;  // whether the piece has had a token whose unit is a far one
+  std::uint32_t far_units;  // whether the piece has had a token whose unit is a far one (wide_sum.h)
   PieceProgress progress[kMathWarpgroups];
   std::uint64_t kv_full[kStages][kHalves];
   std::uint64_t kv_empty[kStages];
