@@ -17,8 +17,8 @@ class MathGroup {
   __device__ MathGroup(const SplitParams& params, SmemPlan<Config>& smem)
       : params_(params),
         smem_(smem),
-        group_(__shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0)),
-        warp_(__shfl_sync(0xffffffffu, threadIdx.x % kWarpgroupThreads / kWarpThreads, 0)),
+        group_(static_cast<int>(ptx::uniform(threadIdx.x / kWarpgroupThreads))),
+        warp_(static_cast<int>(ptx::uniform(threadIdx.x % kWarpgroupThreads / kWarpThreads))),
         query_(ptx::uniform(ptx::shared_address(smem.q))),
         p_(ptx::uniform(ptx::shared_address(smem.p))) {}
 
@@ -26,7 +26,7 @@ class MathGroup {
     for (;;) {
       ptx::mbarrier_wait(ptx::shared_address(&smem_.piece_full[piece_.index]), piece_.phase);
       const Work& work = smem_.work[piece_.index];
-      // PERF: as an uniform number it keeps all that is counted along with it out of the lanes' registers.
+      // PERF: as a uniform number it keeps all that is counted along with it out of the lanes' registers.
       const auto num_blocks = static_cast<std::int32_t>(ptx::uniform(static_cast<std::uint32_t>(work.num_blocks)));
       if (num_blocks == Work::kNoMoreWork) return;
       // Nothing in global memory is touched before the kernel in front of this one is done with it.
