@@ -13,13 +13,6 @@ __device__ __forceinline__ int lane_id_here() {
   return lane;
 }
 
-// Likewise threadIdx.x.
-__device__ __forceinline__ int thread_id_here() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread)::"memory");
-  return thread;
-}
-
 // A number that is the same in all lanes of a whole warp anyway, so that the compiler knows it, too, and works with it
 // in uniform registers.
 __device__ __forceinline__ std::uint32_t uniform(std::uint32_t value) {
