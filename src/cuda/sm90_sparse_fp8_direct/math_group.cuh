@@ -28,9 +28,9 @@ class MathGroup {
       const Work& work = smem_.work[piece_.index];
       // PERF: as a uniform number it keeps all that is counted along with it out of the lanes' registers.
       const auto num_blocks = static_cast<std::int32_t>(ptx::uniform(static_cast<std::uint32_t>(work.num_blocks)));
-      if (num_blocks == Work::kNoMoreWork) return;
       // Nothing in global memory is touched before the kernel in front of this one is done with it.
       ptx::grid_dependency_wait();
+      if (num_blocks == Work::kNoMoreWork) return;
       begin_piece(work);
       clear_output();
       for (std::int32_t block = 0; block < num_blocks; block += kMathGroups) {

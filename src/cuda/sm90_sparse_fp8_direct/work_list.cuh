@@ -38,6 +38,7 @@ __device__ __forceinline__ Work next_work(const SplitParams& params, std::int32_
   Work work{};
   const std::int32_t end_unit = params.schedule.first_unit(group + 1);
   if (*unit >= end_unit) {
+    ptx::grid_dependency_wait();
     work.num_blocks = Work::kNoMoreWork;
     return work;
   }
