@@ -24,10 +24,6 @@ constexpr double kGatherStartUs = 4.0;
 constexpr std::int64_t kMostRounds = 3;
 constexpr std::int32_t kMostParts = 32;
 
-std::int32_t ceil_div(std::int32_t a, std::int32_t b) {
-  return (a + b - 1) / b;
-}
-
 struct Load {
   double busiest_us = 0;       // of the pieces of one group, without the first one's start
   std::int64_t num_parts = 0;  // of rows that are not whole
@@ -35,7 +31,7 @@ struct Load {
 
 Load load_of(const tile::Schedule& schedule, const HeadCost& heads) {
   if (schedule.fixed_units) {
-    const std::int32_t pieces = ceil_div(schedule.num_units(), schedule.num_groups);
+    const auto pieces = static_cast<double>(ceil_div(schedule.num_units(), schedule.num_groups));
     const double piece_us = schedule.blocks_per_unit * heads.block_us;
     return {pieces * piece_us + (pieces - 1) * heads.next_piece_us,
             schedule.units_per_row > 1 ? std::int64_t{schedule.num_units()} : 0};
@@ -53,10 +49,6 @@ Load load_of(const tile::Schedule& schedule, const HeadCost& heads) {
     load.num_parts += pieces == 1 ? (starts_inside || ends_inside) : int{starts_inside} + int{ends_inside};
   }
   return load;
-}
-
-GroupShape shape_of(int h_q, int heads) {
-  return {(h_q + heads - 1) / heads, heads, false};
 }
 
 std::string microseconds(double us) {
@@ -127,16 +119,16 @@ Cut choose_cut(const PlanRequest& request, const KernelCost& cost) {
   const int h_q = request.problem.h_q;
   const HeadCost& full = full_heads(cost, h_q);
   if (request.num_splits > 0 || request.batch_invariant) {
-    const GroupShape shape = shape_of(h_q, full.heads);
+    const GroupShape shape = GroupShape::of_neighbours(h_q, full.heads);
     const tile::Schedule schedule = make_schedule(request, shape);
     return {shape, schedule, estimate_us(request, schedule, full, cost),
             "heads: as many as one thread block takes, whatever the batch"};
   }
-  Cut cut{shape_of(h_q, full.heads), {}, INFINITY, {}};
+  Cut cut{GroupShape::of_neighbours(h_q, full.heads), {}, INFINITY, {}};
   std::string estimates;
   for (const HeadCost& heads : cost.heads) {
     if (heads.heads > full.heads) break;
-    const GroupShape shape = shape_of(h_q, heads.heads);
+    const GroupShape shape = GroupShape::of_neighbours(h_q, heads.heads);
     const Best own = best_schedule(request, shape, heads, cost);
     estimates += concat(estimates.empty() ? "" : ", ", heads.heads, " heads ", microseconds(own.us));
     if (own.us > cut.us) continue;  // of equals the one with more heads, which reads rows less often

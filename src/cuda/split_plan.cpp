@@ -11,10 +11,6 @@ namespace {
 
 constexpr std::int64_t kVectorBytes = 16;
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
-
 // What 16-byte accesses need of a tensor that a kernel reads or writes in vectors.
 Status check_vectors(const char* name, const void* data, std::initializer_list<std::int64_t> strides) {
   if (reinterpret_cast<std::uintptr_t>(data) % kVectorBytes != 0) {

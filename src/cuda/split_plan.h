@@ -12,11 +12,20 @@ namespace chiasma {
 
 inline constexpr int kScheduledTokens = 64;  // of a block
 
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
 // How a kernel is laid out for a number of heads: a group is the thread blocks that share a row.
 struct GroupShape {
   int blocks_per_group;
   int heads_per_block;
   bool is_cluster;
+
+  // Without a cluster: as many neighbours as h_q heads need.
+  static GroupShape of_neighbours(int h_q, int heads_per_block) {
+    return {(h_q + heads_per_block - 1) / heads_per_block, heads_per_block, false};
+  }
 };
 
 // What every such kernel needs of a problem: a Hopper GPU, a v32 cache, 32-bit counts, strides for 16-byte accesses.

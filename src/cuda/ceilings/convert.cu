@@ -16,9 +16,6 @@ __device__ __forceinline__ std::uint32_t bits_of(__half2 value) {
 __device__ __forceinline__ __half2 half2_of(std::uint32_t bits) {
   return *reinterpret_cast<const __half2*>(&bits);
 }
-__device__ __forceinline__ std::uint32_t multiply_half2(std::uint32_t a, std::uint32_t b) {
-  return bits_of(__hmul2(half2_of(a), half2_of(b)));
-}
 
 struct Scale {
   std::uint32_t half2;      // the same number twice
@@ -45,7 +42,7 @@ struct CvtScale {
                                  std::uint32_t (&out)[kWordsPerLoad]) {
     CvtOnly::convert(codes, scale, out);
 #pragma unroll
-    for (int i = 0; i < kWordsPerLoad; ++i) out[i] = multiply_half2(out[i], scale.half2);
+    for (int i = 0; i < kWordsPerLoad; ++i) out[i] = ptx::multiply_half2(out[i], scale.half2);
   }
 };
 
@@ -57,7 +54,7 @@ struct CvtExactScale {
     CvtOnly::convert(codes, scale, out);
 #pragma unroll
     for (int i = 0; i < kWordsPerLoad; ++i) {
-      const std::uint32_t low = multiply_half2(out[i], scale.remainder);
+      const std::uint32_t low = ptx::multiply_half2(out[i], scale.remainder);
       out[i] = bits_of(__hfma2(half2_of(out[i]), half2_of(scale.half2), half2_of(low)));
     }
   }
@@ -92,7 +89,7 @@ struct ShiftScale {
 #pragma unroll
     for (int i = 0; i < 4; ++i) expand_word(codes[i], &out[2 * i], &out[2 * i + 1]);
 #pragma unroll
-    for (int i = 0; i < kWordsPerLoad; ++i) out[i] = multiply_half2(out[i], scale.half2);
+    for (int i = 0; i < kWordsPerLoad; ++i) out[i] = ptx::multiply_half2(out[i], scale.half2);
   }
 };
 
@@ -105,7 +102,7 @@ struct MixedScale {
     CvtOnly::convert(codes, scale, out);
     expand_word(codes[3], &out[6], &out[7]);
 #pragma unroll
-    for (int i = 0; i < kWordsPerLoad; ++i) out[i] = multiply_half2(out[i], scale.half2);
+    for (int i = 0; i < kWordsPerLoad; ++i) out[i] = ptx::multiply_half2(out[i], scale.half2);
   }
 };
 
@@ -131,7 +128,7 @@ struct PrmtCvtScale {
                                  std::uint32_t (&out)[kWordsPerLoad]) {
     PrmtCvt::convert(codes, scale, out);
 #pragma unroll
-    for (int i = 0; i < kWordsPerLoad; ++i) out[i] = multiply_half2(out[i], scale.half2);
+    for (int i = 0; i < kWordsPerLoad; ++i) out[i] = ptx::multiply_half2(out[i], scale.half2);
   }
 };
 

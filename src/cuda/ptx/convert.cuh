@@ -1,4 +1,4 @@
-// Number conversions that have an instruction of their own. PTX ISA, "cvt", "ex2", "rcp".
+// Number conversions and arithmetic that have an instruction of their own. PTX ISA, "cvt", "mul", "ex2", "rcp".
 #pragma once
 
 #include <cuda_fp16.h>
@@ -28,6 +28,12 @@ __device__ __forceinline__ std::uint32_t pack_bf162(float low, float high) {
   std::uint32_t bits;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
+}
+
+// Two f16 times two f16.
+__device__ __forceinline__ std::uint32_t multiply_half2(std::uint32_t a, std::uint32_t b) {
+  const __half2 product = __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
+  return *reinterpret_cast<const std::uint32_t*>(&product);
 }
 
 // 2^x with about 2 ulp; -infinity gives 0.

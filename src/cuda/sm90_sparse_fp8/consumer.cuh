@@ -14,9 +14,8 @@ class Consumer {
   __device__ Consumer(const Params& params, SmemPlan& smem)
       : params_(params),
         smem_(smem),
-        // By a shuffle, so that the compiler knows the same number for all lanes: descriptors live in uniform
-        // registers.
-        warpgroup_(__shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0)),
+        // PERF: so that descriptors live in uniform registers.
+        warpgroup_(static_cast<int>(ptx::uniform(threadIdx.x / kWarpgroupThreads))),
         warp_(threadIdx.x % kWarpgroupThreads / kWarpThreads),
         lane_(threadIdx.x % kWarpThreads) {}
 

@@ -2,10 +2,10 @@
 
 #include <cuda_runtime.h>
 
-#include <atomic>
 #include <cstdint>
 
 #include "cuda/runtime.h"
+#include "cuda/shared_limit.h"
 #include "cuda/sm90_sparse_fp8/kernel.cuh"
 #include "cuda/split_plan.h"
 
@@ -17,20 +17,7 @@ static_assert(kBlockTokens == kScheduledTokens);
 template <typename Variant>
 GroupShape shape_of(int h_q) {
   if constexpr (Variant::kClusterSize > 1) return {Variant::kClusterSize, kHeadsPerCta, true};
-  return {(h_q + kHeadsPerCta - 1) / kHeadsPerCta, kHeadsPerCta, false};
-}
-
-// The dynamic shared memory limit is raised once a device; doing it twice is harmless.
-template <typename Variant>
-Status prepare(std::int32_t device) {
-  constexpr int kMaxDevices = 64;
-  static std::atomic<bool> done[kMaxDevices];
-  if (device < kMaxDevices && done[device].load(std::memory_order_acquire)) return {};
-  CHIASMA_RETURN_IF_ERROR(gpu::to_status(
-      cudaFuncSetAttribute(decode_kernel<Variant>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(SmemPlan)),
-      "cudaFuncSetAttribute"));
-  if (device < kMaxDevices) done[device].store(true, std::memory_order_release);
-  return {};
+  return GroupShape::of_neighbours(h_q, kHeadsPerCta);
 }
 
 template <typename Variant>
@@ -40,7 +27,7 @@ class Plan final : public SplitPlan {
 
  private:
   Status launch(const SplitParams& split, void* stream) const override {
-    CHIASMA_RETURN_IF_ERROR(prepare<Variant>(device()));
+    CHIASMA_RETURN_IF_ERROR(gpu::raise_shared_limit<decode_kernel<Variant>>(device(), sizeof(SmemPlan)));
     const Params params{split.problem, split.schedule, SlotMap::make(split.problem.kv), split.part_out, split.part_lse};
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeClusterDimension;

@@ -15,8 +15,7 @@ class Producer {
   __device__ Producer(const Params& params, SmemPlan& smem)
       : params_(params),
         smem_(smem),
-        // By a shuffle, so that the compiler knows the same number for all lanes.
-        warp_(__shfl_sync(0xffffffffu, threadIdx.x / kWarpThreads, 0) - kMathThreads / kWarpThreads),
+        warp_(static_cast<int>(ptx::uniform(threadIdx.x / kWarpThreads)) - kMathThreads / kWarpThreads),
         lane_(threadIdx.x % kWarpThreads),
         cursor_(params, smem) {}
 

@@ -9,14 +9,13 @@
 
 #include <cfloat>
 #include <cmath>
+#include <numbers>
 
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/matrix_move.cuh"
 #include "cuda/sm90_sparse_fp8/accumulate_pv.cuh"
 
 namespace chiasma::sm90_sparse_fp8 {
-
-inline constexpr float kLog2E = 1.4426950408889634f;
 
 // A thread's view of its two heads (rows lane / 4 and lane / 4 + 8 of its warp).
 struct SoftmaxState {
@@ -71,7 +70,7 @@ __device__ __forceinline__ float quad_sum(float value) {
 __device__ __forceinline__ float head_scale(const SmemPlan& smem, float sm_scale, int row) {
   const float query_factor = __uint_as_float(static_cast<std::uint32_t>(smem.query_exponent[row]) << 23);
   // Finite, so that the zero scores of masked tokens stay zero.
-  return fminf(fabsf(sm_scale) * kLog2E * query_factor, FLT_MAX);
+  return fminf(fabsf(sm_scale) * std::numbers::log2e_v<float> * query_factor, FLT_MAX);
 }
 
 // scores become log2 of weights without a reference; most: of the thread's two heads, over the whole block.
@@ -181,11 +180,6 @@ __device__ __forceinline__ void exponentiate(Exponentials& exponentials, ScoreTi
   }
 }
 
-__device__ __forceinline__ std::uint32_t multiply_half2(std::uint32_t a, std::uint32_t b) {
-  const __half2 product = __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
-  return *reinterpret_cast<const std::uint32_t*>(&product);
-}
-
 // P of both warpgroups: this one's stays in registers, the other's goes to shared memory, with the new references.
 __device__ __forceinline__ void publish_p(Probabilities (&own)[kOutputTiles], const Exponentials& exponentials,
                                           const SoftmaxState& state, SmemPlan& smem, std::uint32_t stage, int warp,
@@ -205,10 +199,10 @@ __device__ __forceinline__ void publish_p(Probabilities (&own)[kOutputTiles], co
       const uint4 scale = *reinterpret_cast<const uint4*>(weights.scale[half_of_pair(lane)]);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        own[0][step][half * 2 + r] = multiply_half2(exponentials[j][r], scale.x);
-        own[1][step][half * 2 + r] = multiply_half2(exponentials[j][r], scale.y);
-        fragment[0][half * 2 + r] = multiply_half2(exponentials[j][r], scale.z);
-        fragment[1][half * 2 + r] = multiply_half2(exponentials[j][r], scale.w);
+        own[0][step][half * 2 + r] = ptx::multiply_half2(exponentials[j][r], scale.x);
+        own[1][step][half * 2 + r] = ptx::multiply_half2(exponentials[j][r], scale.y);
+        fragment[0][half * 2 + r] = ptx::multiply_half2(exponentials[j][r], scale.z);
+        fragment[1][half * 2 + r] = ptx::multiply_half2(exponentials[j][r], scale.w);
       }
     }
 #pragma unroll

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <numbers>
 
 #include "cuda/ptx/convert.cuh"
 #include "cuda/sm90_sparse_fp8/accumulate_pv.cuh"
@@ -10,8 +11,6 @@
 #include "cuda/tile/sink.cuh"
 
 namespace chiasma::sm90_sparse_fp8 {
-
-inline constexpr float kLn2 = 0.6931471805599453f;
 
 // Transposes 4 x 4 words among the four lanes of a quad: lane t ends with word t of every lane, in lane order.
 __device__ __forceinline__ uint4 transpose_quad(std::uint32_t w0, std::uint32_t w1, std::uint32_t w2, std::uint32_t w3,
@@ -36,7 +35,7 @@ struct Normalization {
 __device__ __forceinline__ Normalization normalize(float reference, float sum) {
   // reference stays -infinity exactly while no valid token was seen. A NaN sum must come through.
   if (reference == -INFINITY && sum == 0.0f) return {-INFINITY, 0.0f};
-  return {(reference + log2f(sum)) * kLn2, __fdividef(1.0f, sum)};
+  return {(reference + log2f(sum)) * std::numbers::ln2_v<float>, __fdividef(1.0f, sum)};
 }
 
 // One of the thread's two heads (r = 0 or 1): this warpgroup's 256 columns, which start at `columns`.

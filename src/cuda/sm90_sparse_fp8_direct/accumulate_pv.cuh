@@ -43,12 +43,6 @@ struct ColumnReader {
   }
 };
 
-__device__ __forceinline__ std::uint32_t scaled_half2(std::uint32_t values, std::uint32_t scales) {
-  const __half2 product =
-      __hmul2(*reinterpret_cast<const __half2*>(&values), *reinterpret_cast<const __half2*>(&scales));
-  return *reinterpret_cast<const std::uint32_t*>(&product);
-}
-
 // Operand of tile i: columns 2 i, 2 i + 1 of two pairs of tokens, times the tokens' scales.
 __device__ __forceinline__ void dequantize_values(ptx::Fragment& fragment, const RawValues& raw, int tile,
                                                   const std::uint32_t (&scales)[2]) {
@@ -60,8 +54,8 @@ __device__ __forceinline__ void dequantize_values(ptx::Fragment& fragment, const
         __byte_perm(tile < 2 ? first.x : first.y, tile < 2 ? second.x : second.y, tile % 2 == 0 ? 0x5140 : 0x7362);
     std::uint32_t even, odd;
     ptx::e4m3x4_to_half2x2(interleaved, even, odd);
-    fragment[2 * pair] = scaled_half2(even, scales[pair]);
-    fragment[2 * pair + 1] = scaled_half2(odd, scales[pair]);
+    fragment[2 * pair] = ptx::multiply_half2(even, scales[pair]);
+    fragment[2 * pair + 1] = ptx::multiply_half2(odd, scales[pair]);
   }
   ptx::fragment_pin(fragment);
 }

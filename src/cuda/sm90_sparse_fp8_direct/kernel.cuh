@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
   init_barriers(smem);
   __syncthreads();
 
-  if (threadIdx.x / kWarpgroupThreads == static_cast<int>(Role::gather)) {
+  const bool is_gatherer = threadIdx.x / kWarpgroupThreads == static_cast<int>(Role::gather);
+  if (is_gatherer) {
     ptx::registers_lower<Config::kGatherRegisters>();
     Gatherer<Config>(params, smem).run();
   } else {
@@ -53,7 +54,6 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
     MathGroup<Config>(params, smem).run();
   }
   // The first thread of a thread block to be here speaks for all; the math warpgroups are the last ones.
-  const bool is_gatherer = threadIdx.x / kWarpgroupThreads == static_cast<int>(Role::gather);
   if (params.merge_starts_early || !is_gatherer) ptx::grid_launch_dependents();
 }
 

@@ -2,11 +2,11 @@
 
 #include <cuda_runtime.h>
 
-#include <atomic>
 #include <cstdint>
 
 #include "cuda/dependent_launch.h"
 #include "cuda/runtime.h"
+#include "cuda/shared_limit.h"
 #include "cuda/sm90_sparse_fp8_direct/kernel.cuh"
 #include "cuda/split_cost.h"
 
@@ -20,20 +20,6 @@ constexpr KernelCost kCost = {
     8.0,
 };
 static_assert(kCost.heads.front().heads == kMinHeadsPerCta && kCost.heads.back().heads == kMaxHeadsPerCta);
-
-// The dynamic shared memory limit is raised once a device; doing it twice is harmless.
-template <typename Config>
-Status prepare(std::int32_t device) {
-  constexpr int kMaxDevices = 64;
-  static std::atomic<bool> done[kMaxDevices];
-  if (device < kMaxDevices && done[device].load(std::memory_order_acquire)) return {};
-  CHIASMA_RETURN_IF_ERROR(
-      gpu::to_status(cudaFuncSetAttribute(decode_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          sizeof(SmemPlan<Config>)),
-                     "cudaFuncSetAttribute"));
-  if (device < kMaxDevices) done[device].store(true, std::memory_order_release);
-  return {};
-}
 
 class Plan final : public SplitPlan {
  public:
@@ -51,7 +37,7 @@ class Plan final : public SplitPlan {
 
   template <typename Config>
   Status launch_with(const SplitParams& params, void* stream) const {
-    CHIASMA_RETURN_IF_ERROR(prepare<Config>(device()));
+    CHIASMA_RETURN_IF_ERROR(gpu::raise_shared_limit<decode_kernel<Config>>(device(), sizeof(SmemPlan<Config>)));
     return gpu::to_status(
         gpu::launch_dependent(decode_kernel<Config>, {dim3(num_thread_blocks()), kThreads, sizeof(SmemPlan<Config>)},
                               params, static_cast<cudaStream_t>(stream)),

@@ -8,14 +8,13 @@
 
 #include <cfloat>
 #include <cmath>
+#include <numbers>
 
 #include "cuda/sm90_sparse_fp8_direct/smem_plan.h"
 #include "cuda/sm90_sparse_fp8_direct/work_list.cuh"
 #include "cuda/tile/bf16_words.cuh"
 
 namespace chiasma::sm90_sparse_fp8_direct {
-
-inline constexpr float kLog2E = 1.4426950408889634f;
 
 // A row of the query is 72 chunks of 16 bytes: lane l has chunks l, l + 32 and, if it is among the first eight, l + 64,
 // which are the RoPE columns.
@@ -74,7 +73,7 @@ __device__ __forceinline__ void store_row(const LaneChunks& chunks, SmemPlan<Con
   if (lane < kRopeLanes) {
     *reinterpret_cast<uint4*>(&smem.q[kRopePanel][offset]) = scaled_bf168(chunks[kLaneChunks - 1], inverse);
   }
-  const float factor = sm_scale * kLog2E * __uint_as_float((exponent - kQueryTargetExponent) << 23);
+  const float factor = sm_scale * std::numbers::log2e_v<float> * __uint_as_float((exponent - kQueryTargetExponent) << 23);
   if (lane == 0) smem.head[row] = {fminf(fmaxf(factor, -FLT_MAX), FLT_MAX), 0.0f};
 }
 

@@ -1,6 +1,9 @@
 // A math warpgroup: scores every other block of a piece, and sums its half of the output columns over all blocks.
 #pragma once
 
+#include <cmath>
+#include <numbers>
+
 #include "cuda/sm90_sparse_fp8_direct/load_q.cuh"
 #include "cuda/sm90_sparse_fp8_direct/prepare_factors.cuh"
 #include "cuda/sm90_sparse_fp8_direct/softmax_step.cuh"
@@ -8,8 +11,6 @@
 #include "cuda/tile/sink.cuh"
 
 namespace chiasma::sm90_sparse_fp8_direct {
-
-inline constexpr float kLn2 = 0.6931471805599453f;
 
 template <typename Config>
 class MathGroup {
@@ -233,7 +234,8 @@ class MathGroup {
                       (smem_.of_warp[2][row] + smem_.of_warp[3][row]);
     const PieceState piece = smem_.piece;
     const float far = piece.far_sums ? smem_.far_reference[row] : 0.0f;
-    const float lse = piece.seen_valid ? (smem_.head[row].reference + far + log2f(sum)) * kLn2 : -INFINITY;
+    const float lse =
+        piece.seen_valid ? (smem_.head[row].reference + far + log2f(sum)) * std::numbers::ln2_v<float> : -INFINITY;
     const float multiplier = piece.seen_valid ? exp2f(-far) / sum : 0.0f;
     if (work.piece.slot != tile::Piece::kWholeRow) {
       params_.part_lse[std::int64_t{work.piece.slot} * problem.h_q + head] = lse;
