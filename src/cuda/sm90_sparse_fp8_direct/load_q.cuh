@@ -73,7 +73,8 @@ __device__ __forceinline__ void store_row(const LaneChunks& chunks, SmemPlan<Con
   if (lane < kRopeLanes) {
     *reinterpret_cast<uint4*>(&smem.q[kRopePanel][offset]) = scaled_bf168(chunks[kLaneChunks - 1], inverse);
   }
-  const float factor = sm_scale * std::numbers::log2e_v<float> * __uint_as_float((exponent - kQueryTargetExponent) << 23);
+  const float factor =
+      sm_scale * std::numbers::log2e_v<float> * __uint_as_float((exponent - kQueryTargetExponent) << 23);
   if (lane == 0) smem.head[row] = {fminf(fmaxf(factor, -FLT_MAX), FLT_MAX), 0.0f};
 }
 
