@@ -100,9 +100,8 @@ class Gatherer {
         // Nobody asks for the last block's validity any more once its accumulation has begun.
         if (lane_ < kTokensPerWarp) {
           smem_.valid[stage_.index][token()] = row != reinterpret_cast<const std::byte*>(&masked_row);
+          ptx::mbarrier_arrive_expect_tx(kv_full, v32::kRowBytes);
         }
-        __syncwarp();
-        if (lane_ == 0) ptx::mbarrier_arrive_expect_tx(kv_full, kTokensPerWarp * v32::kRowBytes);
         __syncwarp();
       }
       copy_rows(row, part, kv_full);

@@ -28,13 +28,13 @@ __device__ void init_barriers(SmemPlan<Config>& smem) {
     if (own >= 0 && own < size) ptx::mbarrier_init(ptx::shared_address(barriers + own), count);
     next += size;
   };
-  init(smem.kv_full, Config::kStages, kWarpsPerWarpgroup);
+  init(smem.kv_full, Config::kStages, kBlockTokens);
   init(smem.kv_empty[0], Config::kStages * kWarpsPerWarpgroup, kMathWarps);
   init(smem.piece_full, kPieceSlots, 1);
   init(smem.piece_empty, kPieceSlots, kMathWarps);
-  init(smem.p_full, kMathGroups, kWarpsPerWarpgroup);
+  init(smem.p_full, kMathGroups, kWarpgroupThreads);
   init(smem.p_empty, kMathGroups, kMathWarps);
-  init(&smem.totals_full, 1, kWarpsPerWarpgroup);
+  init(&smem.totals_full, 1, kWarpgroupThreads);
 }
 
 template <typename Config>

@@ -101,8 +101,8 @@ class MathGroup {
     store_probabilities<Config>(scores, smem_, smem_.p[group_], inverse, warp_, ptx::lane_id_here());
     // SYNC: P was written by ordinary stores and is read by the tensor cores.
     ptx::fence_proxy_async();
-    __syncwarp();
-    if (ptx::lane_id_here() == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.p_full[group_]));
+    // Every thread for what it wrote, so that compute-sanitizer can follow.
+    ptx::mbarrier_arrive(ptx::shared_address(&smem_.p_full[group_]));
   }
 
   __device__ void score(ptx::Accumulator<Config::kHeads>& scores, TokenUnits& units, std::uint32_t stage) {
@@ -221,8 +221,7 @@ class MathGroup {
     ptx::named_barrier_sync(kGroupBarrier + group_, kWarpgroupThreads);
     const int row = warp_ * kWarpThreads + lane;
     if (row < Config::kHeads) smem_.totals[row] = finish_head(work, row);
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.totals_full));
+    ptx::mbarrier_arrive(ptx::shared_address(&smem_.totals_full));
   }
 
   // Stores the lse of a head and returns the multiplier for its accumulators.

@@ -2,14 +2,14 @@
 //
 // clang-format off
 // Barrier        count                bytes                 waits         releases                                  first parity
-// kv_full[s]     4 gatherer warps     64 rows of 656        block's owner gatherer, its copies                      0
+// kv_full[s]     64 gatherer lanes    64 rows of 656        block's owner gatherer, its copies                      0
 // kv_empty[s][w] 8 math warps         -                     gatherer      math, once tokens 16 w to 16 w + 15 are   1 (free at
 //                                                                         operands in their registers               the start)
 // piece_full[i]  1                    -                     math          gatherer: the piece's description          0
 // piece_empty[i] 8 math warps         -                     gatherer      math, when they are done with the piece   1
-// p_full[o]      4 warps of group o   -                     math          owner: P, references, sums of a block     0
+// p_full[o]      128 threads, group o -                     math          owner: P, references, sums of a block     0
 // p_empty[o]     8 math warps         -                     group o       math, after PV of the block               1
-// totals_full    4 warps              -                     math          owner of a piece's last block             0
+// totals_full    128 threads          -                     math          owner of a piece's last block             0
 // clang-format on
 //
 // s = block % kStages, i = piece % kPieceSlots and o = block % 2 (within its piece), the math warpgroup that owns the
