@@ -52,16 +52,17 @@ inline constexpr int kMaxHeadsPerCta = 64;
 inline constexpr int kPieceSlots = 4;
 static_assert(kPieceSlots % 2 == 0, "a slot's parity is its piece's");
 
-// f16 operands have 5 exponent bits, the cache's scales have 8. A token's scales are divided by a power of two, its
-// unit, that brings the largest to [2^5, 2^6) (codes reach 448, so values stay below 28,672); a head's query is brought
-// to [2^4, 2^5), so that even a score of scales around 2^100 stays below float32's limit. Both come back in float32.
-inline constexpr int kScaleTargetExponent = 5;
+// f16 operands have 5 exponent bits, the cache's scales have 8. A token's scales are divided by its unit, which brings
+// the largest to 2^5 (codes reach 448, so values stay below 14,337, and those of smaller scales keep their bits); a
+// head's query is brought to [2^4, 2^5), so that even a score of scales around 2^100 stays below float32's limit. Both
+// come back in float32.
+inline constexpr float kScaleTarget = 0x1p5f;
 inline constexpr int kQueryTargetExponent = 4;
 // Units outside of this range would let P or the final multipliers leave float32.
-inline constexpr int kLeastUnitExponent = -100;
-inline constexpr int kMostUnitExponent = 115;
+inline constexpr float kLeastUnit = 0x1p-100f;
+inline constexpr float kMostUnit = 0x1p115f;
 // Tokens of other units need care: see FarSums.
-inline constexpr int kNearUnitExponent = 45;
+inline constexpr float kNearUnitExponent = 45.0f;
 
 // Scales of neighbouring tiles that are further apart than this could let the sums of QK leave float32: ratios are
 // multiplied up to three times.

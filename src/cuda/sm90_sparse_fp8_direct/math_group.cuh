@@ -203,7 +203,7 @@ class MathGroup {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int token = warp_ * kTokensPerWarp + lane / 4 + 8 * r;
-      if (isnan(units[r])) units[r] = static_cast<float>(unit_exponent(block.scales(token)));
+      if (isnan(units[r])) units[r] = ptx::log2_approx(unit_of(block.scales(token)));
     }
   }
 

@@ -1,7 +1,7 @@
 // Stage softmax_step: raw sums to probabilities relative to a running reference, in f16 in shared memory.
 //
-// A token's scales are divided by its unit, 2^unit, before PV; P is multiplied by it. So the exponent of P is
-// log2 score + unit, and the reference follows that, while the sum of probabilities is free of units.
+// A token's scales are divided by its unit before PV; P is multiplied by it. (Below `unit` is its log2.) So the
+// exponent of P is log2 score + unit, and the reference follows that, while the sum of probabilities is free of units.
 //
 // FarSums. That sum adds 2^exponent * 2^-unit. The first factor is 0 below 2^-126, which is less than 2^-80 of the
 // whole while units lie within 2^45 of 1: then some term is at least 2^-45, and what is lost is below 2^(45 - 126). A
@@ -24,7 +24,7 @@ using TokenUnits = float[2];
 
 // 1 / unit; for a masked token any number, since it multiplies a 0.
 __device__ __forceinline__ float inverse_unit(float exponent) {
-  return exponent == -INFINITY ? 0.0f : power_of_two(-static_cast<int>(exponent));
+  return exponent == -INFINITY ? 0.0f : ptx::exp2_approx(-exponent);
 }
 
 // A thread's running sums of its share of the tokens, for its heads 8 j + 2 (lane % 4) and + 1 at [j]. Threads of the
