@@ -2,9 +2,8 @@
 // multiplied by when that reference moves.
 //
 // A token's share of output tile t is its probability times its scale of that tile. With 2^u the token's scale unit,
-// the largest of its scales rounded down to a power of two, the weight is 2^(score + u - reference) * (scale / 2^u). So
-// the reference follows score + u, and neither small scales of probable tokens nor large scales of improbable ones
-// leave f16's range.
+// which is the largest of its scales, the weight is 2^(score + u - reference) * (scale / 2^u). So the reference follows
+// score + u, and neither small scales of probable tokens nor large scales of improbable ones leave f16's range.
 #pragma once
 
 #include <cfloat>

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/sync.cuh"
 #include "cuda/sm90_sparse_fp8/config.h"
@@ -81,12 +82,25 @@ __device__ __forceinline__ void weigh_tokens(TokenGroup (&groups)[kTokenGroups],
 #pragma unroll
     for (int tile = 0; tile < kScaleTiles; ++tile) scale[tile] = group.stored.ratio[tile][token];
     const float factor = __uint_as_float(exponents << 16);
-    const float log2_unit = __uint_as_float(exponents & 0xffff0000u);
-    const float inverse_unit = inverse_power(log2_unit);
+    float log2_unit = __uint_as_float(exponents & 0xffff0000u);
+    float inverse_unit = inverse_power(log2_unit);
     note_far_unit(far_units, log2_unit);
     scale[kScaleTiles - 1] *= factor * inverse_unit;
+    float most = fabsf(scale[kScaleTiles - 1]);
 #pragma unroll
-    for (int tile = kScaleTiles - 2; tile >= 0; --tile) scale[tile] *= scale[tile + 1];
+    for (int tile = kScaleTiles - 2; tile >= 0; --tile) {
+      scale[tile] *= scale[tile + 1];
+      most = fmaxf(most, fabsf(scale[tile]));
+    }
+    // The largest scale itself becomes the unit, so that its tile's weights are rounded no more than probabilities are.
+    // It is less than twice the power of two, except where that reaches for RoPE values or the token is masked. PERF:
+    // no branch, see note_far_unit.
+    most = fminf(fmaxf(most, 1.0f), 2.0f);
+    const float inverse = ptx::reciprocal_ftz(most);
+#pragma unroll
+    for (float& each : scale) each *= inverse;
+    inverse_unit *= inverse;
+    log2_unit += ptx::log2_approx(most);
     // SYNC: all tokens of the group were read.
     __syncwarp((1u << kTokensPerWarp) - 1);
     group.weights.score[token] = make_float2(factor, log2_unit);

@@ -1,12 +1,12 @@
 // The sum of a head's probabilities, relative to a reference that follows probability times scale unit (softmax_step).
 //
-// With units from 2^-96 to 2^126 and weights up to 2^13, a token adds up to 2^109; 2^17 such tokens fit into float32.
+// With units from 2^-96 to 2^127 and weights up to 2^13, a token adds up to 2^109; 2^17 such tokens fit into float32.
 // The other end does not: the token that the reference was raised for has a weight of 2^5, so that the sum is at least
-// 2^(5 - 126), and what is 2^24 times smaller than that still counts if there is enough of it. So a negative number
+// 2^(5 - 127), and what is 2^24 times smaller than that still counts if there is enough of it. So a negative number
 // stands for its size times 2^-64. Terms that are lost either way are below 2^-126 where the sum is above 2^-40, and
-// below 2^-190 where it is above 2^-121.
+// below 2^-190 where it is above 2^-122.
 //
-// Near units, within 2^-40 and 2^40, need none of this: the sum is at least 2^(5 - 40), and a term that is lost because
+// Near units, within 2^-40 and 2^41, need none of this: the sum is at least 2^(5 - 41), and a term that is lost because
 // its weight is below 2^-126 is less than 2^-86.
 #pragma once
 
