@@ -129,7 +129,7 @@ class Gatherer {
   // PERF: into L2, so that the math warpgroups need not wait for DRAM when the piece's turn comes.
   __device__ void prefetch_query(const Work& work) const {
     const DecodeProblem& problem = params_.problem;
-    const int first_head = first_head_of_block<Config>(params_);
+    const int first_head = smem_.first_head;
     const bf16_t* query = query_of(problem, work, first_head);
     const int lane = ptx::lane_id_here();
     constexpr int kLines = v32::kKeyDim * 2 / 128;

@@ -43,6 +43,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
   auto& smem = *reinterpret_cast<SmemPlan<Config>*>(shared_memory);
 
   init_barriers(smem);
+  if (threadIdx.x == 0) smem.first_head = first_head_of_block<Config>(params);
   __syncthreads();
 
   const bool is_gatherer = threadIdx.x / kWarpgroupThreads == static_cast<int>(Role::gather);

@@ -55,8 +55,7 @@ class MathGroup {
   // Both groups: the query's panels, and what a piece begins with.
   __device__ void begin_piece(const Work& work) {
     const int lane = ptx::lane_id_here();
-    load_q(params_.problem, smem_, work, first_head_of_block<Config>(params_), group_ * kWarpsPerWarpgroup + warp_,
-           lane);
+    load_q(params_.problem, smem_, work, smem_.first_head, group_ * kWarpsPerWarpgroup + warp_, lane);
     if (group_ == 0) {
 #pragma unroll
       for (int j = 0; j < Config::kHeads / 8; ++j) {
@@ -220,35 +219,42 @@ class MathGroup {
     store_of_heads<Config>(sums, smem_, warp_, lane);
     ptx::named_barrier_sync(kGroupBarrier + group_, kWarpgroupThreads);
     const int row = warp_ * kWarpThreads + lane;
-    if (row < Config::kHeads) smem_.totals[row] = finish_head(work, row);
+    float lse = 0.0f;
+    if (row < Config::kHeads) smem_.totals[row] = finish_head(work, row, &lse);
     ptx::mbarrier_arrive(ptx::shared_address(&smem_.totals_full));
+    if (row < params_.problem.h_q - smem_.first_head && row < Config::kHeads) store_lse(work, row, lse);
   }
 
-  // Stores the lse of a head and returns the multiplier for its accumulators.
-  __device__ float finish_head(const Work& work, int row) {
+  // The lse of a head, and the multiplier for its accumulators.
+  __device__ float finish_head(const Work& work, int row, float* lse) {
     const DecodeProblem& problem = params_.problem;
-    const int head = first_head_of_block<Config>(params_) + row;
-    if (head >= problem.h_q) return 0.0f;
     const float sum = (smem_.of_warp[0][row] + smem_.of_warp[1][row]) +  //
                       (smem_.of_warp[2][row] + smem_.of_warp[3][row]);
     const PieceState piece = smem_.piece;
     const float far = piece.far_sums ? smem_.far_reference[row] : 0.0f;
-    const float lse =
-        piece.seen_valid ? (smem_.head[row].reference + far + log2f(sum)) * std::numbers::ln2_v<float> : -INFINITY;
+    *lse = piece.seen_valid ? (smem_.head[row].reference + far + log2f(sum)) * std::numbers::ln2_v<float> : -INFINITY;
     const float multiplier = piece.seen_valid ? exp2f(-far) / sum : 0.0f;
+    const int head = smem_.first_head + row;
+    const bool has_sink =
+        work.piece.slot == tile::Piece::kWholeRow && problem.attn_sink != nullptr && head < problem.h_q;
+    if (!has_sink) return multiplier;
+    return multiplier * tile::sink_multiplier(*lse, problem.attn_sink[head * problem.attn_sink_stride]);
+  }
+
+  __device__ void store_lse(const Work& work, int row, float lse) const {
+    const DecodeProblem& problem = params_.problem;
+    const int head = smem_.first_head + row;
     if (work.piece.slot != tile::Piece::kWholeRow) {
       params_.part_lse[std::int64_t{work.piece.slot} * problem.h_q + head] = lse;
-      return multiplier;
+    } else {
+      problem.lse[work.request * problem.lse_stride_b + work.query_token * problem.lse_stride_s +
+                  head * problem.lse_stride_h] = lse;
     }
-    problem.lse[work.request * problem.lse_stride_b + work.query_token * problem.lse_stride_s +
-                head * problem.lse_stride_h] = lse;
-    if (problem.attn_sink == nullptr) return multiplier;
-    return multiplier * tile::sink_multiplier(lse, problem.attn_sink[head * problem.attn_sink_stride]);
   }
 
   __device__ void store_results(const Work& work) {
     const DecodeProblem& problem = params_.problem;
-    const int first_head = first_head_of_block<Config>(params_);
+    const int first_head = smem_.first_head;
     const int num_heads = problem.h_q - first_head;
     const int first_column = group_ * kColumnsPerGroup + warp_ * kColumnsPerWarp;
     if (work.piece.slot == tile::Piece::kWholeRow) {

@@ -94,6 +94,7 @@ struct SmemPlan {
   float far_reference[Config::kHeads];
   PieceState piece;
   Work work[kPieceSlots];
+  std::int32_t first_head;  // of this thread block
   std::uint64_t kv_full[Config::kStages];
   std::uint64_t kv_empty[Config::kStages][kWarpsPerWarpgroup];
   std::uint64_t piece_full[kPieceSlots];
