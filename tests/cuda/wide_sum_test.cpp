@@ -10,7 +10,7 @@
 namespace chiasma::sm90_sparse_fp8 {
 namespace {
 
-constexpr int kLeastLog2 = -121;  // of a sum, once a token was seen
+constexpr int kLeastLog2 = -122;  // of a sum, once a token was seen
 constexpr int kMostLog2 = 109;    // of one term
 
 // As the device does it: too small is zero.
@@ -64,7 +64,7 @@ TEST(WideSum, ScalesInTwoSteps) {
   for (int exponent = kLeastLog2; exponent <= kMostLog2 + kMostTokensLog2; ++exponent) {
     for (int raise = 0; raise <= 500; ++raise) {
       const double expected = std::ldexp(1.0, exponent - raise);
-      // Where it counts: a sum is at least 2^-121 in the end, and 2^-40 of that is nothing.
+      // Where it counts: a sum is at least 2^-122 in the end, and 2^-39 of that is nothing.
       const double error =
           std::abs(value_of(scaled(add(0.0f, static_cast<float>(exponent)), static_cast<float>(-raise))) - expected);
       ASSERT_LE(error, 1e-6 * expected + 0x1p-161) << "2^" << exponent << " raised by " << raise;
