@@ -18,8 +18,11 @@ __device__ __forceinline__ std::uint32_t map_to_peer(std::uint32_t address, std:
   return mapped;
 }
 
-// All threads of all blocks of the cluster.
+// All threads of all blocks of the cluster. The instruction wants a warp's lanes together, which the compiler does not
+// see to behind code for some of them: a warp that arrives in two parts counts twice, and blocks start or leave too
+// early (seen on an H200 as a launch failure now and then, 2026-11-30).
 __device__ __forceinline__ void cluster_arrive() {
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() {
