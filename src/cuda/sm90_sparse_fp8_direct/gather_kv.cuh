@@ -50,20 +50,20 @@ class Gatherer {
   // Leads to the next step, at first to the first, and asks for its indices.
   __device__ void advance() {
     entry_ += kBlockTokens;
-    step_ = entry_ < end_entry_ ? Step::block : next_piece();
+    const bool begins = entry_ >= end_entry_;
+    step_ = begins ? next_piece() : Step::block;
     const std::int32_t own = entry_ + token();
     index_ = own < valid_entries_ ? __ldg(indices_ + own) : -1;
+    // PERF: not before, so that the first indices do not queue behind the loads of the query.
+    if (begins) announce_piece();
   }
 
-  // Pieces are described as soon as they are known, at most one ahead of the rows asked for.
   __device__ Step next_piece() {
     const Work work = next_work(params_, group_of_block<Config>(params_), &unit_);
-    if (threadIdx.x % kWarpgroupThreads == 0) {
+    if (describes()) {
       ptx::mbarrier_wait(ptx::shared_address(&smem_.piece_empty[piece_.index]), piece_.phase ^ 1u);
       smem_.work[piece_.index] = work;
-      ptx::mbarrier_arrive(ptx::shared_address(&smem_.piece_full[piece_.index]));
     }
-    piece_.advance();
     valid_entries_ = 0;
     if (work.num_blocks <= 0) return work.num_blocks == 0 ? Step::empty_piece : Step::end;
     const Selection& selection = params_.problem.selection;
@@ -71,9 +71,18 @@ class Gatherer {
     valid_entries_ = work.valid_entries;
     entry_ = work.piece.first_block * kBlockTokens;
     end_entry_ = entry_ + work.num_blocks * kBlockTokens;
-    prefetch_query(work);
+    // The first one's query is loaded at once.
+    const bool is_first = piece_.index == 0 && piece_.phase == 0;
+    if (!is_first) prefetch_query(work);
     return Step::block;
   }
+
+  // Pieces are described as soon as they are known, at most one ahead of the rows asked for.
+  __device__ void announce_piece() {
+    if (describes()) ptx::mbarrier_arrive(ptx::shared_address(&smem_.piece_full[piece_.index]));
+    piece_.advance();
+  }
+  __device__ static bool describes() { return threadIdx.x % kWarpgroupThreads == 0; }
 
   __device__ const std::byte* resolve(std::int32_t slot) const {
     const KvPool& kv = params_.problem.kv;

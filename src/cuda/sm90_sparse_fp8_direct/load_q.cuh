@@ -16,19 +16,23 @@
 
 namespace chiasma::sm90_sparse_fp8_direct {
 
-// A row of the query is 72 chunks of 16 bytes: lane l has chunks l, l + 32 and, if it is among the first eight, l + 64,
-// which are the RoPE columns.
+// A row of the query is 72 chunks of 16 bytes: lane l has chunks 2 l, 2 l + 1 and, if it is among the first eight, l +
+// 64, which are the RoPE columns.
 inline constexpr int kLaneChunks = 3;
 inline constexpr int kRopeLanes = kRopeDim / tile::kChunkColumns;
 static_assert((kLaneChunks - 1) * kWarpThreads + kRopeLanes == v32::kKeyDim / tile::kChunkColumns);
 using LaneChunks = uint4[kLaneChunks];
+
+__device__ __forceinline__ int chunk_of(int i, int lane) {
+  return i + 1 < kLaneChunks ? 2 * lane + i : 2 * kWarpThreads + lane;
+}
 
 __device__ __forceinline__ void load_row(LaneChunks& chunks, const bf16_t* row, bool exists, int lane) {
 #pragma unroll
   for (int i = 0; i < kLaneChunks; ++i) {
     chunks[i] = make_uint4(0, 0, 0, 0);
     if (exists && (i + 1 < kLaneChunks || lane < kRopeLanes)) {
-      chunks[i] = __ldg(reinterpret_cast<const uint4*>(row) + i * kWarpThreads + lane);
+      chunks[i] = __ldg(reinterpret_cast<const uint4*>(row) + chunk_of(i, lane));
     }
   }
 }
@@ -41,13 +45,6 @@ __device__ __forceinline__ std::uint32_t query_exponent(const LaneChunks& chunks
   // Below 2^-100 the inverse would leave float32's range; such queries score 0 anyway. With a NaN or infinity among the
   // numbers the head's results are NaN whatever the others become.
   return min(max(__reduce_max_sync(0xffffffffu, tile::larger_half(packed)) >> 7, 127u - 100u), 254u);
-}
-
-// Lanes 2 i and 2 i + 1 have neighbouring chunks. The even one gets words 0 and 2 of both, the odd one 1 and 3.
-__device__ __forceinline__ uint4 permute_codes(const uint4& chunk, bool is_odd) {
-  const std::uint32_t first = __shfl_xor_sync(0xffffffffu, is_odd ? chunk.x : chunk.y, 1);
-  const std::uint32_t second = __shfl_xor_sync(0xffffffffu, is_odd ? chunk.z : chunk.w, 1);
-  return is_odd ? make_uint4(first, second, chunk.y, chunk.w) : make_uint4(chunk.x, chunk.z, first, second);
 }
 
 __device__ __forceinline__ std::uint32_t scaled_bf162(std::uint32_t word, float factor) {
@@ -63,15 +60,16 @@ __device__ __forceinline__ void store_row(const LaneChunks& chunks, SmemPlan<Con
                                           int lane) {
   const std::uint32_t exponent = query_exponent(chunks);
   const float inverse = __uint_as_float((254u + kQueryTargetExponent - exponent) << 23);
-  const std::uint32_t offset = tile::chunk_offset(row, lane % 8);
-#pragma unroll
-  for (int i = 0; i + 1 < kLaneChunks; ++i) {
-    const int panel = i * (kWarpThreads / 8) + lane / 8;
-    *reinterpret_cast<uint4*>(&smem.q[panel][offset]) =
-        tile::scaled_half8(permute_codes(chunks[i], lane % 2 != 0), inverse);
-  }
+  const uint4& left = chunks[0];
+  const uint4& right = chunks[1];
+  std::uint8_t* panel = smem.q[lane / 4];
+  *reinterpret_cast<uint4*>(panel + tile::chunk_offset(row, lane % 4 * 2)) =
+      tile::scaled_half8(make_uint4(left.x, left.z, right.x, right.z), inverse);
+  *reinterpret_cast<uint4*>(panel + tile::chunk_offset(row, lane % 4 * 2 + 1)) =
+      tile::scaled_half8(make_uint4(left.y, left.w, right.y, right.w), inverse);
   if (lane < kRopeLanes) {
-    *reinterpret_cast<uint4*>(&smem.q[kRopePanel][offset]) = scaled_bf168(chunks[kLaneChunks - 1], inverse);
+    *reinterpret_cast<uint4*>(&smem.q[kRopePanel][tile::chunk_offset(row, lane)]) =
+        scaled_bf168(chunks[kLaneChunks - 1], inverse);
   }
   const float factor =
       sm_scale * std::numbers::log2e_v<float> * __uint_as_float((exponent - kQueryTargetExponent) << 23);
