@@ -1,7 +1,10 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <sstream>
+#include <string>
 
 #include "harness/device.h"
 #include "harness/queue_cuda.h"
@@ -40,14 +43,16 @@ class CudaDevice final : public Device {
             {"cuda_runtime", version_text(runtime)}};
   }
 
+  // Of one moment: a clock soon falls once the work is done. What the driver does not tell is left out.
   std::vector<std::pair<std::string, double>> sensors() const override {
+    std::istringstream fields(smi("clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu"));
     std::vector<std::pair<std::string, double>> readings;
-    for (const auto& [name, query] : {std::pair{"sm_mhz", "clocks.sm"},
-                                      {"memory_mhz", "clocks.mem"},
-                                      {"power_w", "power.draw"},
-                                      {"temperature_c", "temperature.gpu"}}) {
-      const std::string text = smi(query);
-      if (!text.empty() && text != "unknown") readings.emplace_back(name, std::strtod(text.c_str(), nullptr));
+    for (const char* name : {"sm_mhz", "memory_mhz", "power_w", "power_limit_w", "temperature_c"}) {
+      std::string field;
+      std::getline(fields, field, ',');
+      char* end = nullptr;
+      const double value = std::strtod(field.c_str(), &end);
+      if (end != field.c_str()) readings.emplace_back(name, value);
     }
     return readings;
   }
@@ -112,9 +117,9 @@ class CudaDevice final : public Device {
     return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
   }
 
-  // One reading of the driver's own tool; "unknown" without it.
+  // A line of the driver's own tool; "unknown" without it.
   std::string smi(const char* query) const {
-    char command[160];
+    char command[256];
     std::snprintf(command, sizeof command,
                   "nvidia-smi --id=%d --query-gpu=%s --format=csv,noheader,nounits 2>/dev/null", index_, query);
     std::FILE* pipe = popen(command, "r");
