@@ -66,13 +66,13 @@ class Gatherer {
     }
     valid_entries_ = 0;
     if (work.num_blocks <= 0) return work.num_blocks == 0 ? Step::empty_piece : Step::end;
+    // Whose query is loaded at once.
+    const bool is_first = indices_ == nullptr;
     const Selection& selection = params_.problem.selection;
     indices_ = selection.indices + work.request * selection.stride_b + work.query_token * selection.stride_s;
     valid_entries_ = work.valid_entries;
     entry_ = work.piece.first_block * kBlockTokens;
     end_entry_ = entry_ + work.num_blocks * kBlockTokens;
-    // The first one's query is loaded at once.
-    const bool is_first = piece_.index == 0 && piece_.phase == 0;
     if (!is_first) prefetch_query(work);
     return Step::block;
   }
