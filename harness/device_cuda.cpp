@@ -45,9 +45,16 @@ class CudaDevice final : public Device {
 
   // Of one moment: a clock soon falls once the work is done. What the driver does not tell is left out.
   std::vector<std::pair<std::string, double>> sensors() const override {
-    std::istringstream fields(smi("clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu"));
+    constexpr std::pair<const char*, const char*> kSensors[] = {{"sm_mhz", "clocks.sm"},
+                                                                {"memory_mhz", "clocks.mem"},
+                                                                {"power_w", "power.draw"},
+                                                                {"power_limit_w", "power.limit"},
+                                                                {"temperature_c", "temperature.gpu"}};
+    std::string queries;
+    for (const auto& [name, query] : kSensors) queries += std::string(queries.empty() ? "" : ",") + query;
+    std::istringstream fields(smi(queries.c_str()));
     std::vector<std::pair<std::string, double>> readings;
-    for (const char* name : {"sm_mhz", "memory_mhz", "power_w", "power_limit_w", "temperature_c"}) {
+    for (const auto& [name, query] : kSensors) {
       std::string field;
       std::getline(fields, field, ',');
       char* end = nullptr;
