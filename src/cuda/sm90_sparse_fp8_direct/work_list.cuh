@@ -18,8 +18,8 @@ struct Work {
   static constexpr std::int32_t kNoMoreWork = -1;
 };
 
-// Which part of the problem a thread block works on: the group that shares rows, and its heads of all. PERF: worked out
-// where it is needed, once a piece, rather than kept.
+// Which part of the problem a thread block works on: the group that shares rows, and its heads of all. PERF: the group
+// is worked out where it is needed, once a piece, and the first head once, for shared memory; registers keep neither.
 template <typename Config>
 __device__ __forceinline__ std::int32_t head_groups(const SplitParams& params) {
   return (params.problem.h_q + Config::kHeads - 1) / Config::kHeads;
