@@ -130,20 +130,23 @@ typedef struct chiasma_decode_args {
   chiasma_kv_format format;
   double sm_scale; /* any finite number; chiasma_default_sm_scale() is the models' default */
 
-  chiasma_tensor q;        /* bf16 [b, s_q, h_q, d_qk]; h_q 1..128; last dimension contiguous */
+  chiasma_tensor q;        /* bf16 [b, s_q, h_q, d_qk]; h_q 1..128; last dimension contiguous. With q_rope: [b, s_q, h_q,
+                              d_qk - 64], the columns in front of the rotary ones */
+  chiasma_tensor q_rope;   /* optional bf16 [b, s_q, h_q, 64], with strides of its own: the last 64 columns of the query,
+                              for callers that never join the two; last dimension contiguous */
   chiasma_tensor kv_cache; /* uint8 [num_pages, page, 656] (v32) or [num_pages, page, 584] (v4), bf16 [num_pages, page,
                               576] (bf16); or with a head dimension of 1 before the last. Any page >= 1. stride(0) is
                               any multiple of 16 bytes that holds a page; rows inside a page are packed. */
   chiasma_tensor
       indices; /* int32 [b, s_q, topk]; topk >= 0; last dimension contiguous. Slots: page_index * page + offset */
-  chiasma_tensor topk_length; /* optional int32 [b]: how many leftmost entries of the request's rows count, clamped to
-                                 [0, topk]; what lies behind is not read */
+  chiasma_tensor topk_length; /* optional int32 [b], or [b, s_q] with a length for each query token: how many leftmost
+                                 entries of the row count, clamped to [0, topk]; what lies behind is not read */
   chiasma_tensor attn_sink;   /* optional float32 [h_q] */
 
   /* Optional second cache, v4 only; same rules, its own page size. Attended together with the first. */
   chiasma_tensor extra_kv_cache;
   chiasma_tensor extra_indices;     /* int32 [b, s_q, extra_topk] */
-  chiasma_tensor extra_topk_length; /* optional int32 [b] */
+  chiasma_tensor extra_topk_length; /* optional int32 [b] or [b, s_q] */
 
   chiasma_tensor out; /* bf16 [b, s_q, h_q, 512]; last dimension contiguous */
   chiasma_tensor lse; /* float32 [b, s_q, h_q] */
@@ -198,7 +201,8 @@ CHIASMA_API chiasma_status chiasma_decode_oracle(const chiasma_decode_args* args
 
 /* Combines partial results over disjoint sets of KV tokens, as context parallelism needs:
  * lse = log(sum_i exp(lse_i)), out = sum_i exp(lse_i - lse) * out_i. A part with lse = -infinity is an exact identity,
- * whatever its out holds; all parts empty gives (0, -infinity). */
+ * whatever its out holds; all parts empty gives (0, -infinity). An lse of NaN or +infinity makes its row NaN. Computed
+ * in float64, with the same bits on every device. */
 typedef struct chiasma_merge_args {
   chiasma_tensor part_out; /* bf16 or float32 [parts, b, s_q, h_q, 512]; parts >= 1 */
   chiasma_tensor part_lse; /* float32 [parts, b, s_q, h_q] */
@@ -208,17 +212,24 @@ typedef struct chiasma_merge_args {
 
 CHIASMA_API chiasma_status chiasma_merge(const chiasma_merge_args* args, void* stream);
 
-/* ---- Cache operations --------------------------------------------------------------------------------------- */
+/* ---- Cache operations ---------------------------------------------------------------------------------------
 
-/* Quantises rows and stores them in a paged cache. Rounds to nearest even and saturates at 448. An all-zero tile gets
- * codes 0 and a finite positive scale. A NaN or infinity stays within its tile: NaN becomes code NaN (0x7F); infinities
- * saturate, the tile's scale being chosen from its finite values. */
+ * Each runs where its tensors are, with the same bits on every device. `stream` as in chiasma_decode_run(): work on a
+ * CUDA device is queued and not waited for, and needs compute capability 8.9 or later for chiasma_quantize(), any for
+ * the others. Nothing is written on failure. */
+
+/* Quantises rows and stores them in a paged cache. Rounds to nearest even and saturates at 448. A tile of zeros, of
+ * either sign, gets codes 0 and a finite positive scale. A NaN or infinity becomes the NaN code 0x7F and stays within
+ * its tile, whose scale is chosen from the finite values. RoPE values are copied bit for bit. */
 typedef struct chiasma_quantize_args {
   chiasma_kv_format format;    /* V32 or V4 */
   chiasma_scale_mode scale;    /* V4 has only POW2 */
-  chiasma_tensor kv;           /* bf16 [tokens, d_qk], RoPE last; last dimension contiguous */
-  chiasma_tensor slot_mapping; /* optional int64 [tokens]: slot of each row, -1 skips it; absent: row i goes to slot i.
-                                  Two rows with one slot: the later one wins. */
+  chiasma_tensor kv;           /* bf16 [tokens, d_qk], RoPE last; last dimension contiguous. With rope: [tokens, d_qk -
+                                  64], the columns in front of the rotary ones */
+  chiasma_tensor rope;         /* optional bf16 [tokens, 64], with strides of its own; last dimension contiguous */
+  chiasma_tensor slot_mapping; /* optional int64 [tokens]: slot of each row, anything outside the cache, -1 included,
+                                  skips it; absent: row i goes to slot i. Two rows with one slot: on the CPU the later
+                                  one wins; on a CUDA device the slot then holds undefined bytes */
   chiasma_tensor kv_cache;     /* as in chiasma_decode_args */
   chiasma_tensor
       nonfinite_count; /* optional int64 [1]: receives the number of NaN and infinite inputs among rows stored */
@@ -234,6 +245,47 @@ typedef struct chiasma_dequantize_args {
 } chiasma_dequantize_args;
 
 CHIASMA_API chiasma_status chiasma_dequantize(const chiasma_dequantize_args* args, void* stream);
+
+/* Some rows of a cache, as prefill over a quantised cache needs them. Two ways to say which:
+ *   slots        row i of kv receives slot slots[i]
+ *   block_table  token t of request i, 0 <= t < seq_lens[i], goes to row starts[i] + t of kv. It lies in page
+ *                block_table[i, t / page], at t % page. seq_lens is clamped to [0, max_pages * page]. Rows outside kv
+ *                are not written, rows of kv that no token goes to are left as they are, and where two requests meet in
+ *                one row its content is undefined.
+ * A slot or page outside the cache, -1 included, gives a row of zeros. Values as in chiasma_dequantize(); a bf16 cache
+ * is copied, or widened. */
+typedef struct chiasma_gather_args {
+  chiasma_kv_format format;   /* V32, V4 or BF16 */
+  chiasma_tensor kv_cache;    /* as in chiasma_decode_args */
+  chiasma_tensor slots;       /* int32 or int64 [rows]; absent with block_table */
+  chiasma_tensor block_table; /* int32 [b, max_pages]; last dimension contiguous; absent with slots */
+  chiasma_tensor seq_lens;    /* int32 [b]; present with block_table */
+  chiasma_tensor starts;      /* int32 or int64 [b]; present with block_table */
+  chiasma_tensor kv;          /* float32 or bf16 [rows, d_qk], RoPE last; last dimension contiguous */
+} chiasma_gather_args;
+
+CHIASMA_API chiasma_status chiasma_gather_dequantize(const chiasma_gather_args* args, void* stream);
+
+/* From what an indexer selects, tokens of a request, to what chiasma_decode_run() takes, slots of the cache.
+ *   slot = block_table[r, t / page] * page + t % page, where t is the token and r the request of its row.
+ * With context parallelism (cp_world > 1) tokens are dealt out to ranks in runs of cp_interleave. Only those with
+ * (token / cp_interleave) % cp_world == cp_rank are this rank's, and t = token / (cp_world * cp_interleave) *
+ * cp_interleave + token % cp_interleave is their number in its own cache and block table.
+ * What has no slot becomes -1: a negative token, one behind the block table, one of another rank, a negative page, a
+ * slot beyond int32. Without block_table the indices are slots already and are only narrowed to int32, by the same rule. */
+typedef struct chiasma_translate_args {
+  chiasma_tensor indices;     /* int32 or int64 [b, s_q, topk]; last dimension contiguous */
+  chiasma_tensor block_table; /* optional int32 [requests, max_pages]; last dimension contiguous */
+  chiasma_tensor request;     /* optional int32 [b]: row of block_table for each b, all -1 where it is out of range;
+                                 absent: row i for i, and requests must be b. Only with block_table */
+  int64_t page;               /* tokens of a cache page, 1 to 2^31 - 1; ignored without block_table */
+  int32_t cp_world;           /* ranks of context parallelism; 0 or 1: none. Only with block_table */
+  int32_t cp_rank;            /* 0 to cp_world - 1 */
+  int32_t cp_interleave;      /* tokens of a run; 0 or 1: one */
+  chiasma_tensor slots;       /* int32 [b, s_q, topk]; last dimension contiguous. May be indices itself if that is int32 */
+} chiasma_translate_args;
+
+CHIASMA_API chiasma_status chiasma_translate_indices(const chiasma_translate_args* args, void* stream);
 
 /* ---- Devices and kernels ------------------------------------------------------------------------------------ */
 

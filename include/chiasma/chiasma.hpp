@@ -146,6 +146,12 @@ inline void quantize(const chiasma_quantize_args& args, void* stream = nullptr) 
 inline void dequantize(const chiasma_dequantize_args& args, void* stream = nullptr) {
   check(chiasma_dequantize(&args, stream));
 }
+inline void gather_dequantize(const chiasma_gather_args& args, void* stream = nullptr) {
+  check(chiasma_gather_dequantize(&args, stream));
+}
+inline void translate_indices(const chiasma_translate_args& args, void* stream = nullptr) {
+  check(chiasma_translate_indices(&args, stream));
+}
 
 inline std::vector<chiasma_device_info> devices() {
   std::vector<chiasma_device_info> found(static_cast<std::size_t>(chiasma_device_count()));

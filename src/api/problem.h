@@ -25,8 +25,8 @@ struct Selection {
   const std::int32_t* indices;  // [b, s_q, topk], contiguous in topk; null when topk is 0 or the pool is absent
   std::int64_t stride_b, stride_s;
   std::int64_t topk;
-  const std::int32_t* length;  // [b], or null: all of topk
-  std::int64_t length_stride;
+  const std::int32_t* length;  // [b, s_q], or null: all of topk
+  std::int64_t length_stride_b, length_stride_s;  // the latter 0 where a request has one length
 };
 
 struct DecodeProblem {
@@ -35,8 +35,13 @@ struct DecodeProblem {
   std::int64_t b, s_q;
   int h_q;  // 1..128
 
-  const bf16_t* q;  // [b, s_q, h_q, key_dim(format)]
+  // A query's columns in front of the rotary ones, and those. Both may lie in one tensor, q_rope then kRopeDim columns
+  // from the end of its rows.
+  const bf16_t* q;  // [b, s_q, h_q, key_dim(format) - kRopeDim]
   std::int64_t q_stride_b, q_stride_s, q_stride_h;
+  const bf16_t* q_rope;  // [b, s_q, h_q, kRopeDim]
+  std::int64_t q_rope_stride_b, q_rope_stride_s, q_rope_stride_h;
+  bool q_is_one_tensor;  // q_rope is q + key_dim(format) - kRopeDim, with the same strides
 
   KvPool kv;
   Selection selection;
@@ -72,8 +77,10 @@ struct QuantizeProblem {
   KvFormat format;  // v32 or v4
   ScaleMode scale;
   std::int64_t tokens;
-  const bf16_t* kv;  // [tokens, key_dim(format)]
+  const bf16_t* kv;  // [tokens, key_dim(format) - kRopeDim]
   std::int64_t kv_stride;
+  const bf16_t* rope;  // [tokens, kRopeDim]
+  std::int64_t rope_stride;
   const std::int64_t* slot_mapping;  // [tokens], or null: row i goes to slot i
   std::int64_t slot_mapping_stride;
   std::byte* cache;  // as KvPool
@@ -87,6 +94,47 @@ struct DequantizeProblem {
   void* kv;  // [num_pages, page_size, key_dim(format)]
   bool kv_is_bf16;
   std::int64_t kv_stride_page, kv_stride_token;
+};
+
+// int32 or int64 numbers, some distance apart.
+struct IntegerView {
+  const void* data;
+  bool is_int64;
+  std::int64_t stride;
+};
+
+struct GatherProblem {
+  KvFormat format;
+  KvPool cache;
+  std::int64_t rows;
+  void* kv;  // [rows, key_dim(format)]
+  bool kv_is_bf16;
+  std::int64_t kv_stride;
+
+  IntegerView slots;  // [rows]; data null: block_table says which
+
+  std::int64_t b, max_pages;
+  const std::int32_t* block_table;  // [b, max_pages]
+  std::int64_t block_table_stride;
+  const std::int32_t* seq_lens;  // [b]
+  std::int64_t seq_lens_stride;
+  IntegerView starts;  // [b]
+};
+
+struct TranslateProblem {
+  std::int64_t b, s_q, topk;
+  const void* indices;  // [b, s_q, topk]
+  bool indices_are_int64;
+  std::int64_t indices_stride_b, indices_stride_s;
+  std::int32_t* slots;  // [b, s_q, topk]
+  std::int64_t slots_stride_b, slots_stride_s;
+
+  const std::int32_t* block_table;  // [requests, max_pages], or null: indices are slots
+  std::int64_t requests, max_pages, block_table_stride;
+  const std::int32_t* request;  // [b], or null: i for i
+  std::int64_t request_stride;
+  std::int64_t page_size;
+  std::int64_t cp_world, cp_rank, cp_interleave;  // world >= 1, interleave >= 1
 };
 
 }  // namespace chiasma
