@@ -51,7 +51,7 @@ class DecodeArgs(ctypes.Structure):
     _fields_ = [("format", ctypes.c_int), ("sm_scale", ctypes.c_double)] + [
         (name, Tensor)
         for name in (
-            "q kv_cache indices topk_length attn_sink extra_kv_cache extra_indices extra_topk_length out lse"
+            "q q_rope kv_cache indices topk_length attn_sink extra_kv_cache extra_indices extra_topk_length out lse"
         ).split()
     ]
 

@@ -179,8 +179,12 @@ struct DecodeCall {
     problem.q = q.data();
     problem.q_stride_b = problem.q_stride_s = std::int64_t{heads} * v32::kKeyDim;
     problem.q_stride_h = v32::kKeyDim;
+    problem.q_rope = problem.q + v32::kNopeDim;
+    problem.q_rope_stride_b = problem.q_rope_stride_s = problem.q_stride_b;
+    problem.q_rope_stride_h = problem.q_stride_h;
+    problem.q_is_one_tensor = true;
     problem.kv = {pool.data(), kPageSize * v32::kRowBytes, b * kPages, kPageSize};
-    problem.selection = {indices.data(), topk, topk, topk, nullptr, 0};
+    problem.selection = {indices.data(), topk, topk, topk, nullptr, 0, 0};
     problem.out = out.data();
     problem.out_stride_b = problem.out_stride_s = std::int64_t{heads} * kValueDim;
     problem.out_stride_h = kValueDim;

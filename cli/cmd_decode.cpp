@@ -28,7 +28,7 @@ Input tensors (b requests, s_q query tokens each, h_q heads, topk selected KV to
                (a head dimension of 1 before the last is fine)
   indices      I32 or I64 [b, s_q, topk]; slots, page_index * page + offset; anything
                outside the cache, such as -1, is masked
-  topk_length  optional I32 or I64 [b]; how many leftmost indices count
+  topk_length  optional I32 or I64 [b] or [b, s_q]; how many leftmost indices count
   attn_sink    optional F32 [h_q]
   extra_kv_cache, extra_indices, extra_topk_length
                optional second cache (v4), with metadata "extra_page" if 2-D

@@ -48,6 +48,10 @@ struct Shapes {
   chiasma_tensor of(chiasma_dtype dtype, std::initializer_list<std::int64_t> shape) const {
     return chiasma_contiguous(nullptr, dtype, device, static_cast<std::int32_t>(shape.size()), shape.begin());
   }
+
+  chiasma_tensor of_length(const harness::Case& spec, harness::LengthMode mode) const {
+    return mode == harness::LengthMode::kRows ? of(CHIASMA_INT32, {spec.b, spec.sq}) : of(CHIASMA_INT32, {spec.b});
+  }
 };
 
 chiasma_tensor shape_of_cache(const Shapes& shapes, const harness::Case& spec, std::int64_t pool, std::int64_t page) {
@@ -69,15 +73,16 @@ void print_plan(const std::string& line, const std::string& device) {
   chiasma_decode_args args{};
   args.format = spec.fmt;
   args.sm_scale = spec.sm_scale();
-  args.q = shapes.of(CHIASMA_BFLOAT16, {spec.b, spec.sq, spec.h, width});
+  args.q = shapes.of(CHIASMA_BFLOAT16, {spec.b, spec.sq, spec.h, width - (spec.q_pair ? kRopeDim : 0)});
+  if (spec.q_pair) args.q_rope = shapes.of(CHIASMA_BFLOAT16, {spec.b, spec.sq, spec.h, kRopeDim});
   args.kv_cache = shape_of_cache(shapes, spec, spec.pool, spec.page);
   args.indices = shapes.of(CHIASMA_INT32, {spec.b, spec.sq, spec.topk});
-  if (spec.len != harness::LengthMode::kNone) args.topk_length = shapes.of(CHIASMA_INT32, {spec.b});
+  if (spec.len != harness::LengthMode::kNone) args.topk_length = shapes.of_length(spec, spec.len);
   if (spec.sink != harness::SinkMode::kNone) args.attn_sink = shapes.of(CHIASMA_FLOAT32, {spec.h});
   if (spec.has_extra()) {
     args.extra_kv_cache = shape_of_cache(shapes, spec, spec.xpool, spec.xpage);
     args.extra_indices = shapes.of(CHIASMA_INT32, {spec.b, spec.sq, spec.xtopk});
-    if (spec.xlen != harness::LengthMode::kNone) args.extra_topk_length = shapes.of(CHIASMA_INT32, {spec.b});
+    if (spec.xlen != harness::LengthMode::kNone) args.extra_topk_length = shapes.of_length(spec, spec.xlen);
   }
   args.out = shapes.of(CHIASMA_BFLOAT16, {spec.b, spec.sq, spec.h, kValueDim});
   args.lse = shapes.of(CHIASMA_FLOAT32, {spec.b, spec.sq, spec.h});

@@ -20,7 +20,7 @@ constexpr chiasma_device kCpu{CHIASMA_CPU, 0};
 constexpr const char* kCacheName = "kv_cache";
 constexpr const char* kExtraCacheName = "extra_kv_cache";
 
-constexpr std::array kArgumentNames = {"q",         kCacheName,      "indices",       "topk_length",
+constexpr std::array kArgumentNames = {"q",         "q_rope",        kCacheName,      "indices",          "topk_length",
                                        "attn_sink", kExtraCacheName, "extra_indices", "extra_topk_length"};
 
 const SafetensorsTensor& require(const SafetensorsFile& file, const std::string& name) {
@@ -148,6 +148,7 @@ DecodeInput::DecodeInput(const SafetensorsFile& file, std::optional<double> sm_s
   require(file, "indices");
   add(&chiasma_decode_args::kv_cache, cache.tensor, cache.bytes);
   add_plain("q", Dtype::kBF16, &chiasma_decode_args::q);
+  add_plain("q_rope", Dtype::kBF16, &chiasma_decode_args::q_rope);
   add_integers("indices", &chiasma_decode_args::indices, num_slots(cache.tensor));
   add_integers("topk_length", &chiasma_decode_args::topk_length, 0);
   add_plain("attn_sink", Dtype::kF32, &chiasma_decode_args::attn_sink);

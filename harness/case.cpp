@@ -118,7 +118,8 @@ Choices<LengthMode> length_choices() {
   return {{"none", LengthMode::kNone},
           {"full", LengthMode::kFull},
           {"random", LengthMode::kRandom},
-          {"zero", LengthMode::kZero}};
+          {"zero", LengthMode::kZero},
+          {"rows", LengthMode::kRows}};
 }
 
 // In the order in which to_line() writes them.
@@ -151,6 +152,7 @@ const std::vector<Key>& keys() {
       choice_key<Poison>("poison", &Case::poison, {{"none", Poison::kNone}, {"nan", Poison::kNan}}),
       choice_key<Layout>("layout", &Case::layout,
                          {{"packed", Layout::kPacked}, {"strided", Layout::kStrided}, {"odd", Layout::kOdd}}),
+      choice_key<bool>("q", &Case::q_pair, {{"whole", false}, {"pair", true}}),
       choice_key<Distribution>("dist", &Case::dist,
                                {{"gauss", Distribution::kGauss},
                                 {"outlier", Distribution::kOutlier},

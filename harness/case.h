@@ -14,7 +14,7 @@
 namespace chiasma::harness {
 
 enum class IndexPattern { kRandom, kSorted, kWindow, kSame };
-enum class LengthMode { kNone, kFull, kRandom, kZero };
+enum class LengthMode { kNone, kFull, kRandom, kZero, kRows };
 enum class SinkMode { kNone, kZero, kRandom, kPlusInf, kMinusInf };
 enum class Poison { kNone, kNan };
 enum class Layout { kPacked, kStrided, kOdd };
@@ -37,6 +37,7 @@ struct Case {
   SinkMode sink = SinkMode::kNone;
   Poison poison = Poison::kNone;
   Layout layout = Layout::kPacked;
+  bool q_pair = false;  // key q: the query's rotary columns are a tensor of their own
   Distribution dist = Distribution::kGauss;
   std::optional<double> smscale;  // absent: chiasma_default_sm_scale()
   double qscale = 1.0;            // factor on q; with dist=gauss the scores' standard deviation

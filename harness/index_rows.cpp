@@ -75,15 +75,16 @@ void make_index_row(const Case& spec, const PoolLayout& layout, std::int64_t req
   }
 }
 
-std::int32_t make_length(LengthMode mode, std::uint64_t key, std::int64_t request, std::int64_t topk) {
+std::int32_t make_length(LengthMode mode, std::uint64_t key, std::int64_t number, std::int64_t topk) {
   switch (mode) {
     case LengthMode::kNone:
     case LengthMode::kFull: return static_cast<std::int32_t>(topk);
     case LengthMode::kZero: return 0;
-    case LengthMode::kRandom: break;
+    case LengthMode::kRandom:
+    case LengthMode::kRows: break;
   }
   constexpr std::uint64_t kOneInOutside = 8;
-  const std::uint64_t length_key = derive(derive(key, kLengthStream), request);
+  const std::uint64_t length_key = derive(derive(key, kLengthStream), number);
   switch (below(length_key, 0, kOneInOutside)) {
     case 0: return static_cast<std::int32_t>(topk) + 1000;
     case 1: return -3;

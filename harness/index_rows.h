@@ -14,6 +14,7 @@ void make_index_row(const Case& spec, const PoolLayout& layout, std::int64_t req
                     std::int64_t topk, std::int32_t* out);
 
 // Some lengths of mode random lie outside [0, topk], where they are to be clamped.
-std::int32_t make_length(LengthMode mode, std::uint64_t key, std::int64_t request, std::int64_t topk);
+// number: of the request, or of the query token in mode rows.
+std::int32_t make_length(LengthMode mode, std::uint64_t key, std::int64_t number, std::int64_t topk);
 
 }  // namespace chiasma::harness

@@ -36,8 +36,8 @@ class Draw {
   std::uint64_t counter_ = 0;
 };
 
-constexpr std::array kLengths = {LengthMode::kNone,   LengthMode::kNone,   LengthMode::kFull,
-                                 LengthMode::kRandom, LengthMode::kRandom, LengthMode::kZero};
+constexpr std::array kLengths = {LengthMode::kNone,   LengthMode::kNone, LengthMode::kFull, LengthMode::kRandom,
+                                 LengthMode::kRandom, LengthMode::kZero, LengthMode::kRows, LengthMode::kRows};
 constexpr std::array<std::int64_t, 10> kPages = {1, 2, 3, 16, 61, 64, 64, 100, 256, 1000};
 
 // So that the oracle has time for many.
@@ -86,6 +86,7 @@ Case random_case(std::uint64_t key, double max_multiply_adds) {
   if (spec.dist == Distribution::kExtreme && !draw.one_in(4)) spec.smscale = draw.of(std::array{1e-30, -1e-31, 0.0});
   if (draw.one_in(3)) spec.splits = draw.from(1, draw.one_in(4) ? 300 : 9);
   spec.invariant = draw.one_in(4);
+  spec.q_pair = draw.one_in(3);
   if (spec.fmt == CHIASMA_KV_V4 && !draw.one_in(3)) {
     spec.xpool = draw.from(1, 800);
     spec.xtopk = draw.size(600);

@@ -51,7 +51,21 @@ void load_key(KvFormat format, const chiasma_tensor& cache, std::int64_t slot, f
   for (int c = nope_dim; c < key_dim(format); ++c) key[c] = to_float(load<bf16_t>(row.rope + 2 * (c - nope_dim)));
 }
 
-double deviation_of_head(const bf16_t* q, int dim, const std::vector<float>& keys, double sm_scale) {
+// One head's query, RoPE last, from one tensor or two.
+std::vector<float> load_query(const chiasma_decode_args& args, std::int64_t row, std::int64_t head) {
+  const std::int64_t s_q = args.q.shape[1];
+  std::vector<float> query;
+  for (const chiasma_tensor* part : {&args.q, &args.q_rope}) {
+    if (part->rank == 0) continue;
+    const bf16_t* columns = static_cast<const bf16_t*>(part->data) + row / s_q * part->stride[0] +
+                            row % s_q * part->stride[1] + head * part->stride[2];
+    for (std::int64_t c = 0; c < part->shape[3]; ++c) query.push_back(to_float(columns[c]));
+  }
+  return query;
+}
+
+double deviation_of_head(const std::vector<float>& q, const std::vector<float>& keys, double sm_scale) {
+  const auto dim = static_cast<std::int64_t>(q.size());
   const auto num_keys = static_cast<std::int64_t>(keys.size()) / dim;
   if (num_keys == 0) return 0.0;
   double sum = 0;
@@ -60,8 +74,9 @@ double deviation_of_head(const bf16_t* q, int dim, const std::vector<float>& key
   for (std::int64_t t = 0; t < num_keys; ++t) {
     double score = 0;
     double squares = 0;  // of products that float32 holds, while their squares may not fit
-    for (int c = 0; c < dim; ++c) {
-      const double product = static_cast<double>(to_float(q[c])) * keys[static_cast<std::size_t>(t * dim + c)];
+    for (std::int64_t c = 0; c < dim; ++c) {
+      const double product =
+          static_cast<double>(q[static_cast<std::size_t>(c)]) * keys[static_cast<std::size_t>(t * dim + c)];
       score += product;
       squares += product * product;
     }
@@ -92,11 +107,8 @@ ScoreSpread::ScoreSpread(const chiasma_decode_args& args, std::int64_t row) {
     }
   }
   const std::int64_t num_heads = args.q.shape[2];
-  const std::int64_t s_q = args.q.shape[1];
   for (std::int64_t head = 0; head < num_heads; ++head) {
-    const bf16_t* q = static_cast<const bf16_t*>(args.q.data) + row / s_q * args.q.stride[0] +
-                      row % s_q * args.q.stride[1] + head * args.q.stride[2];
-    deviation_.push_back(deviation_of_head(q, dim, keys, args.sm_scale));
+    deviation_.push_back(deviation_of_head(load_query(args, row, head), keys, args.sm_scale));
   }
 }
 

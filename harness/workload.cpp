@@ -134,7 +134,7 @@ std::vector<std::int64_t> slots_of_row(const chiasma_decode_args& args, const Se
   if (cache.rank == 0) return slots;
   std::int64_t num_entries = indices.shape[2];
   if (length.rank != 0) {
-    num_entries = std::clamp<std::int64_t>(element<std::int32_t>(length, row / s_q), 0, num_entries);
+    num_entries = std::clamp<std::int64_t>(element<std::int32_t>(length, row / s_q, row % s_q), 0, num_entries);
   }
   for (std::int64_t entry = 0; entry < num_entries; ++entry) {
     const std::int64_t slot = element<std::int32_t>(indices, row / s_q, row % s_q, entry);
@@ -152,12 +152,16 @@ class WorkloadBuilder {
   bool build(std::string* error) {
     args_.format = spec_.fmt;
     args_.sm_scale = spec_.sm_scale();
-    const std::int64_t dim = key_dim(static_cast<KvFormat>(spec_.fmt));
+    const std::int64_t dim = key_dim(static_cast<KvFormat>(spec_.fmt)) - (spec_.q_pair ? kRopeDim : 0);
     bool ok =
         place({"q", &chiasma_decode_args::q, CHIASMA_BFLOAT16, {spec_.b, spec_.sq, spec_.h, dim}}, error) &&
         place({"out", &chiasma_decode_args::out, CHIASMA_BFLOAT16, {spec_.b, spec_.sq, spec_.h, kValueDim}, true},
               error) &&
         place({"lse", &chiasma_decode_args::lse, CHIASMA_FLOAT32, {spec_.b, spec_.sq, spec_.h}, true, false}, error);
+    if (ok && spec_.q_pair) {
+      ok = place({"q_rope", &chiasma_decode_args::q_rope, CHIASMA_BFLOAT16, {spec_.b, spec_.sq, spec_.h, kRopeDim}},
+                 error);
+    }
     if (ok && spec_.sink != SinkMode::kNone) {
       ok = place({"attn_sink", &chiasma_decode_args::attn_sink, CHIASMA_FLOAT32, {spec_.h}, false, false}, error);
     }
@@ -233,10 +237,13 @@ class WorkloadBuilder {
       return false;
     fill_indices(args_.*members.indices, workload_.regions_.back(), layout, source.topk);
     if (source.length != LengthMode::kNone) {
-      if (!place({members.length_name, members.length, CHIASMA_INT32, {spec_.b}, false, false}, error)) return false;
-      for (std::int64_t request = 0; request < spec_.b; ++request) {
-        element<std::int32_t>(args_.*members.length, request) =
-            make_length(source.length, layout.key, request, source.topk);
+      const std::int64_t lengths_of_request = source.length == LengthMode::kRows ? spec_.sq : 1;
+      std::vector<std::int64_t> shape = {spec_.b};
+      if (source.length == LengthMode::kRows) shape.push_back(spec_.sq);
+      if (!place({members.length_name, members.length, CHIASMA_INT32, shape, false, false}, error)) return false;
+      for (std::int64_t n = 0; n < spec_.b * lengths_of_request; ++n) {
+        element<std::int32_t>(args_.*members.length, n / lengths_of_request, n % lengths_of_request) =
+            make_length(source.length, layout.key, n, source.topk);
       }
     }
     std::vector<bool> selected;
@@ -292,14 +299,17 @@ class WorkloadBuilder {
     constexpr float kConstQuery = 0x1p-5f;
     const std::uint64_t key = derive(spec_.seed, kQueryStream);
     const auto scale = static_cast<float>(spec_.qscale);
-    const std::int64_t dim = args_.q.shape[3];
+    const std::int64_t dim = key_dim(static_cast<KvFormat>(spec_.fmt));
+    const std::int64_t columns_of_q = args_.q.shape[3];  // all, or those in front of q_rope
     parallel_ranges(spec_.num_rows() * spec_.h, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t n = begin; n < end; ++n) {
         const std::int64_t row = n / spec_.h;
         bf16_t* q = &element<bf16_t>(args_.q, row / spec_.sq, row % spec_.sq, n % spec_.h);
+        bf16_t* rope =
+            spec_.q_pair ? &element<bf16_t>(args_.q_rope, row / spec_.sq, row % spec_.sq, n % spec_.h) : nullptr;
         for (std::int64_t c = 0; c < dim; ++c) {
           const float value = spec_.dist == Distribution::kConst ? kConstQuery : gauss(key, n * dim + c);
-          q[c] = to_bf16(scale * value);
+          (c < columns_of_q ? q[c] : rope[c - columns_of_q]) = to_bf16(scale * value);
         }
       }
     });

@@ -94,6 +94,7 @@ struct ArgumentField {
 };
 constexpr ArgumentField kFields[] = {
     {"q", &chiasma_decode_args::q},
+    {"q_rope", &chiasma_decode_args::q_rope},
     {"kv_cache", &chiasma_decode_args::kv_cache},
     {"indices", &chiasma_decode_args::indices},
     {"topk_length", &chiasma_decode_args::topk_length},

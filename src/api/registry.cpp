@@ -62,14 +62,14 @@ const std::array kKernels = {
     Kernel{{"sm90_sparse_fp8_crossover", CHIASMA_CUDA,
             "Hopper, f16 tensor cores; the two thread blocks of a cluster dequantise half of the rows each and "
             "exchange them",
-            "v32 caches; 1..128 heads (padded to 128); every option; compute capability 9.0"},
-           check_split_request,
+            "v32 caches; 1..128 heads (padded to 128); every option but q_rope; compute capability 9.0"},
+           sm90_sparse_fp8::check,
            sm90_sparse_fp8::suits_crossover,
            sm90_sparse_fp8::plan_crossover},
     Kernel{{"sm90_sparse_fp8_baseline", CHIASMA_CUDA,
             "the same without clusters: every thread block dequantises all rows itself",
-            "v32 caches; 1..128 heads (padded to a multiple of 64); every option; compute capability 9.0"},
-           check_split_request,
+            "v32 caches; 1..128 heads (padded to a multiple of 64); every option but q_rope; compute capability 9.0"},
+           sm90_sparse_fp8::check,
            nullptr,
            sm90_sparse_fp8::plan_baseline},
 #endif

@@ -101,13 +101,17 @@ Status check_selection(const SelectionArguments& arguments, const DecodeProblem&
     return invalid_argument(indices.name, " has topk = ", tensor.shape[2], "; at most ", INT_MAX, " is allowed");
   }
   *selection = {
-      data_as<const std::int32_t>(tensor), stride_of(tensor, 0), stride_of(tensor, 1), tensor.shape[2], nullptr, 0};
+      data_as<const std::int32_t>(tensor), stride_of(tensor, 0), stride_of(tensor, 1), tensor.shape[2], nullptr, 0, 0};
   if (is_absent(length.tensor)) return {};
-  CHIASMA_RETURN_IF_ERROR(check_tensor(length, {CHIASMA_INT32}, {problem.b}, "[b]"));
+  const bool for_each_query_token = length.tensor.rank == 2;
+  CHIASMA_RETURN_IF_ERROR(for_each_query_token
+                              ? check_tensor(length, {CHIASMA_INT32}, {problem.b, problem.s_q}, "[b, s_q]")
+                              : check_tensor(length, {CHIASMA_INT32}, {problem.b}, "[b] or [b, s_q]"));
   CHIASMA_RETURN_IF_ERROR(check_same_device(length, reference));
   if (data == DataCheck::with_data) CHIASMA_RETURN_IF_ERROR(check_data(length, alignof(std::int32_t)));
   selection->length = data_as<const std::int32_t>(length.tensor);
-  selection->length_stride = stride_of(length.tensor, 0);
+  selection->length_stride_b = stride_of(length.tensor, 0);
+  selection->length_stride_s = for_each_query_token ? stride_of(length.tensor, 1) : 0;
   return {};
 }
 
@@ -131,10 +135,35 @@ Status check_extra(const chiasma_decode_args& args, NamedTensor q, DataCheck dat
   return check_selection({indices, length}, *problem, q, data, &problem->extra_selection);
 }
 
-Status check_queries(NamedTensor q, DataCheck data, DecodeProblem* problem) {
+// The rotary columns of the query: a tensor of their own, or the last ones of q.
+Status check_query_rope(NamedTensor rope, NamedTensor q, DataCheck data, DecodeProblem* problem) {
+  problem->q_is_one_tensor = is_absent(rope.tensor);
+  if (problem->q_is_one_tensor) {
+    // Without data there is no address to step from.
+    problem->q_rope = problem->q == nullptr ? nullptr : problem->q + (key_dim(problem->format) - kRopeDim);
+    problem->q_rope_stride_b = problem->q_stride_b;
+    problem->q_rope_stride_s = problem->q_stride_s;
+    problem->q_rope_stride_h = problem->q_stride_h;
+    return {};
+  }
+  CHIASMA_RETURN_IF_ERROR(
+      check_tensor(rope, {CHIASMA_BFLOAT16}, {problem->b, problem->s_q, problem->h_q, kRopeDim}, "[b, s_q, h_q, 64]"));
+  CHIASMA_RETURN_IF_ERROR(check_last_contiguous(rope));
+  CHIASMA_RETURN_IF_ERROR(check_same_device(rope, q));
+  if (data == DataCheck::with_data) CHIASMA_RETURN_IF_ERROR(check_data(rope, alignof(bf16_t)));
+  problem->q_rope = data_as<const bf16_t>(rope.tensor);
+  problem->q_rope_stride_b = stride_of(rope.tensor, 0);
+  problem->q_rope_stride_s = stride_of(rope.tensor, 1);
+  problem->q_rope_stride_h = stride_of(rope.tensor, 2);
+  return {};
+}
+
+Status check_queries(NamedTensor q, NamedTensor rope, DataCheck data, DecodeProblem* problem) {
   CHIASMA_RETURN_IF_ERROR(require(q));
+  const bool has_rope = !is_absent(rope.tensor);
   CHIASMA_RETURN_IF_ERROR(check_tensor(
-      q, {CHIASMA_BFLOAT16}, {kAnyExtent, kAnyExtent, kAnyExtent, key_dim(problem->format)}, "[b, s_q, h_q, d_qk]"));
+      q, {CHIASMA_BFLOAT16}, {kAnyExtent, kAnyExtent, kAnyExtent, key_dim(problem->format) - (has_rope ? kRopeDim : 0)},
+      has_rope ? "[b, s_q, h_q, d_qk - 64] (as q_rope is given)" : "[b, s_q, h_q, d_qk]"));
   CHIASMA_RETURN_IF_ERROR(check_last_contiguous(q));
   const chiasma_tensor& tensor = q.tensor;
   if (tensor.shape[2] < 1 || tensor.shape[2] > kMaxHeads) {
@@ -148,7 +177,7 @@ Status check_queries(NamedTensor q, DataCheck data, DecodeProblem* problem) {
   problem->q_stride_b = stride_of(tensor, 0);
   problem->q_stride_s = stride_of(tensor, 1);
   problem->q_stride_h = stride_of(tensor, 2);
-  return {};
+  return check_query_rope(rope, q, data, problem);
 }
 
 Status check_inputs(const chiasma_decode_args* args, DataCheck data, DecodeProblem* problem) {
@@ -162,7 +191,7 @@ Status check_inputs(const chiasma_decode_args* args, DataCheck data, DecodeProbl
   problem->sm_scale = static_cast<float>(args->sm_scale);
 
   const NamedTensor q{"q", args->q};
-  CHIASMA_RETURN_IF_ERROR(check_queries(q, data, problem));
+  CHIASMA_RETURN_IF_ERROR(check_queries(q, {"q_rope", args->q_rope}, data, problem));
   const NamedTensor cache{"kv_cache", args->kv_cache};
   CHIASMA_RETURN_IF_ERROR(require(cache));
   CHIASMA_RETURN_IF_ERROR(check_cache(cache.name, cache.tensor, problem->format, data, &problem->kv));
@@ -191,6 +220,7 @@ Status check_output(NamedTensor output, NamedTensor reference, DataCheck data) {
 
 Status check_outputs_disjoint(const chiasma_decode_args& args) {
   const NamedTensor inputs[] = {{"q", args.q},
+                                {"q_rope", args.q_rope},
                                 {"kv_cache", args.kv_cache},
                                 {"indices", args.indices},
                                 {"topk_length", args.topk_length},

@@ -35,7 +35,9 @@ EntryRange clip_selection(const KvPool& pool, const Selection& selection, std::i
                           std::int64_t query_token, std::int64_t begin, std::int64_t end) {
   std::int64_t length = selection.topk;
   if (selection.topk > 0 && selection.length != nullptr) {
-    length = std::clamp<std::int64_t>(selection.length[request * selection.length_stride], 0, selection.topk);
+    length = std::clamp<std::int64_t>(
+        selection.length[request * selection.length_stride_b + query_token * selection.length_stride_s], 0,
+        selection.topk);
   }
   const std::int32_t* indices =
       selection.topk > 0 ? selection.indices + request * selection.stride_b + query_token * selection.stride_s
@@ -131,12 +133,16 @@ void attend_split(const DecodeProblem& problem, std::int64_t row, std::int64_t b
 }
 
 void pack_row_queries(const DecodeProblem& problem, std::int64_t row, float* queries) {
-  const bf16_t* q = problem.q + row / problem.s_q * problem.q_stride_b + row % problem.s_q * problem.q_stride_s;
+  const std::int64_t request = row / problem.s_q;
+  const std::int64_t query_token = row % problem.s_q;
+  const bf16_t* q = problem.q + request * problem.q_stride_b + query_token * problem.q_stride_s;
+  const bf16_t* rope = problem.q_rope + request * problem.q_rope_stride_b + query_token * problem.q_rope_stride_s;
   const int dim = key_dim(problem.format);
   for (int group = 0; group < num_head_groups(problem.h_q); ++group) {
     const std::int64_t head = std::int64_t{group} * kHeadGroup;
-    pack_queries(q + head * problem.q_stride_h, problem.q_stride_h, heads_of_group(problem.h_q, group), dim,
-                 queries + head * dim);
+    pack_queries({q + head * problem.q_stride_h, problem.q_stride_h, rope + head * problem.q_rope_stride_h,
+                  problem.q_rope_stride_h},
+                 heads_of_group(problem.h_q, group), dim, queries + head * dim);
   }
 }
 

@@ -19,15 +19,22 @@
 HWY_BEFORE_NAMESPACE();
 namespace chiasma::cpu::HWY_NAMESPACE {
 
-void pack_queries(const bf16_t* q, std::int64_t stride_h, int heads, int dim, float* queries) {
+void pack_queries(const QueryRows& rows, int heads, int dim, float* queries) {
+  const int rope_begin = dim - kRopeDim;
   for (int head = 0; head < heads; head += kLanes) {
     // As in score_qk, a last panel with no more than kLanes heads is one vector wide.
     const int panel = head / kPanel * kPanel;
     const int width = panel + kLanes < heads ? kPanel : kLanes;
     float* column = queries + panel * dim + (head - panel);
     for (int lane = 0; lane < kLanes; ++lane) {
-      const bf16_t* row = head + lane < heads ? q + (head + lane) * stride_h : nullptr;
-      for (int k = 0; k < dim; ++k) column[k * width + lane] = row != nullptr ? to_float(row[k]) : 0.0f;
+      if (head + lane >= heads) {
+        for (int k = 0; k < dim; ++k) column[k * width + lane] = 0.0f;
+        continue;
+      }
+      const bf16_t* q = rows.q + (head + lane) * rows.q_stride;
+      const bf16_t* rope = rows.rope + (head + lane) * rows.rope_stride;
+      for (int k = 0; k < rope_begin; ++k) column[k * width + lane] = to_float(q[k]);
+      for (int k = 0; k < kRopeDim; ++k) column[(rope_begin + k) * width + lane] = to_float(rope[k]);
     }
   }
 }
@@ -117,8 +124,8 @@ HWY_EXPORT(merge_partials);
 HWY_EXPORT(store_out);
 HWY_EXPORT(kernel_target);
 
-void pack_queries(const bf16_t* q, std::int64_t stride_h, int heads, int dim, float* queries) {
-  HWY_DYNAMIC_DISPATCH(pack_queries)(q, stride_h, heads, dim, queries);
+void pack_queries(const QueryRows& rows, int heads, int dim, float* queries) {
+  HWY_DYNAMIC_DISPATCH(pack_queries)(rows, heads, dim, queries);
 }
 void dequantize_kv(KvFormat format, const RowBytes* rows, int tokens, float* tile) {
   HWY_DYNAMIC_DISPATCH(dequantize_kv)(format, rows, tokens, tile);

@@ -50,8 +50,14 @@ struct Partial {
   std::int64_t* tokens;  // [1] number of tokens attended to; 0: empty
 };
 
-// q [heads, dim], heads stride_h apart.
-void pack_queries(const bf16_t* q, std::int64_t stride_h, int heads, int dim, float* queries);
+// The queries of some heads, each in two parts.
+struct QueryRows {
+  const bf16_t* q;  // [heads, dim - kRopeDim]
+  std::int64_t q_stride;
+  const bf16_t* rope;  // [heads, kRopeDim]
+  std::int64_t rope_stride;
+};
+void pack_queries(const QueryRows& rows, int heads, int dim, float* queries);
 
 // rows [tokens] -> tile. A value is code * scale, rounded once; NaN codes give NaN.
 void dequantize_kv(KvFormat format, const RowBytes* rows, int tokens, float* tile);

@@ -15,7 +15,8 @@ void append_selected_keys(KvFormat format, const KvPool& pool, const Selection& 
                           std::int64_t query_token, std::vector<double>& keys) {
   std::int64_t num_entries = selection.topk;
   if (selection.length != nullptr) {
-    const std::int64_t length = selection.length[request * selection.length_stride];
+    const std::int64_t length =
+        selection.length[request * selection.length_stride_b + query_token * selection.length_stride_s];
     num_entries = std::clamp(length, std::int64_t{0}, selection.topk);
   }
   for (std::int64_t entry = 0; entry < num_entries; ++entry) {
@@ -28,6 +29,20 @@ void append_selected_keys(KvFormat format, const KvPool& pool, const Selection& 
   }
 }
 
+constexpr int kMaxKeyDim = v32::kKeyDim;
+
+// One head's query, [key_dim(format)], RoPE last.
+void load_query(const DecodeProblem& problem, std::int64_t request, std::int64_t query_token, std::int64_t head,
+                double* query) {
+  const int rope_begin = key_dim(problem.format) - kRopeDim;
+  const bf16_t* q =
+      problem.q + request * problem.q_stride_b + query_token * problem.q_stride_s + head * problem.q_stride_h;
+  const bf16_t* rope = problem.q_rope + request * problem.q_rope_stride_b + query_token * problem.q_rope_stride_s +
+                       head * problem.q_rope_stride_h;
+  for (int c = 0; c < rope_begin; ++c) query[c] = to_float(q[c]);
+  for (int c = 0; c < kRopeDim; ++c) query[rope_begin + c] = to_float(rope[c]);
+}
+
 struct HeadResult {
   double* out;  // [kValueDim]
   double* lse;
@@ -35,7 +50,7 @@ struct HeadResult {
 };
 
 // softmax(sm_scale * q . K) . V for one head over `num_keys` keys; scores is scratch of num_keys.
-void attend(const bf16_t* q, int dim, double sm_scale, const double* keys, std::int64_t num_keys, const float* sink,
+void attend(const double* q, int dim, double sm_scale, const double* keys, std::int64_t num_keys, const float* sink,
             double* scores, const HeadResult& result) {
   std::fill_n(result.out, kValueDim, 0.0);
   *result.lse = -std::numeric_limits<double>::infinity();
@@ -44,7 +59,7 @@ void attend(const bf16_t* q, int dim, double sm_scale, const double* keys, std::
 
   for (std::int64_t t = 0; t < num_keys; ++t) {
     double dot = 0.0;
-    for (int c = 0; c < dim; ++c) dot += static_cast<double>(to_float(q[c])) * keys[t * dim + c];
+    for (int c = 0; c < dim; ++c) dot += q[c] * keys[t * dim + c];
     scores[t] = sm_scale * dot;
   }
 
@@ -89,8 +104,8 @@ void decode_oracle(const DecodeProblem& problem, const std::int64_t* rows, std::
 
 #pragma omp parallel for
     for (int head = 0; head < problem.h_q; ++head) {
-      const bf16_t* q =
-          problem.q + request * problem.q_stride_b + query_token * problem.q_stride_s + head * problem.q_stride_h;
+      double q[kMaxKeyDim];
+      load_query(problem, request, query_token, head, q);
       const float* sink = problem.attn_sink == nullptr ? nullptr : problem.attn_sink + head * problem.attn_sink_stride;
       const std::int64_t result = n * problem.h_q + head;
       attend(q, dim, problem.sm_scale, keys.data(), num_keys, sink, scores.data() + head * num_keys,

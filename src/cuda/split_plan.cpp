@@ -26,9 +26,19 @@ Status check_vectors(const char* name, const void* data, std::initializer_list<s
   return {};
 }
 
-Status check_strides(const DecodeProblem& problem, const void* q, const void* out) {
-  CHIASMA_RETURN_IF_ERROR(check_vectors("q", q, {problem.q_stride_b, problem.q_stride_s, problem.q_stride_h}));
-  return check_vectors("out", out, {problem.out_stride_b, problem.out_stride_s, problem.out_stride_h});
+// problem's own addresses are not valid while planning.
+struct Addresses {
+  const void *q, *q_rope, *out;
+};
+
+Status check_strides(const DecodeProblem& problem, const Addresses& addresses) {
+  CHIASMA_RETURN_IF_ERROR(
+      check_vectors("q", addresses.q, {problem.q_stride_b, problem.q_stride_s, problem.q_stride_h}));
+  if (!problem.q_is_one_tensor) {
+    CHIASMA_RETURN_IF_ERROR(check_vectors("q_rope", addresses.q_rope,
+                                          {problem.q_rope_stride_b, problem.q_rope_stride_s, problem.q_rope_stride_h}));
+  }
+  return check_vectors("out", addresses.out, {problem.out_stride_b, problem.out_stride_s, problem.out_stride_h});
 }
 
 // Whole rows also where sharing them out evenly would save at most one part in this many: nothing to merge then.
@@ -60,7 +70,7 @@ Status check_split_request(const PlanRequest& request) {
     return unsupported("it counts up to ", INT32_MAX, " parts of rows, this problem has ", request.problem.num_rows(),
                        " rows of ", units_per_row);
   }
-  return check_strides(request.problem, nullptr, nullptr);
+  return check_strides(request.problem, {});
 }
 
 std::int32_t num_groups_that_fit(const PlanRequest& request, const GroupShape& shape) {
@@ -117,7 +127,7 @@ std::string SplitPlan::describe() const {
 
 Status SplitPlan::run(const DecodeProblem& problem, void* workspace, void* stream) const {
   if (is_empty_) return {};
-  CHIASMA_RETURN_IF_ERROR(check_strides(problem, problem.q, problem.out));
+  CHIASMA_RETURN_IF_ERROR(check_strides(problem, {problem.q, problem.q_rope, problem.out}));
   const gpu::DeviceScope scope(device_);
   CHIASMA_RETURN_IF_ERROR(scope.status());
   SplitParams params{problem, schedule_, nullptr, nullptr, combine::is_large(schedule_, h_q_)};

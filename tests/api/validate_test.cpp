@@ -30,6 +30,16 @@ void set_shape(chiasma_tensor& tensor, int dim, std::int64_t extent) {
   tensor.shape[dim] = extent;
 }
 
+chiasma_tensor shape_only(chiasma_dtype dtype, std::initializer_list<std::int64_t> shape) {
+  return tensor(nullptr, dtype, kCpu, shape);
+}
+
+// The query without its rotary columns, and those in a tensor of the given shape.
+void split_query(SmallProblem& problem, std::initializer_list<std::int64_t> rope_shape) {
+  set_shape(problem.args.q, 3, 512);
+  problem.args.q_rope = shape_only(CHIASMA_BFLOAT16, rope_shape);
+}
+
 const std::vector<BadCall> kBadShapes = {
     {"format",
      [](SmallProblem& p) { p.args.format = static_cast<chiasma_kv_format>(9); },
@@ -147,6 +157,57 @@ const std::vector<BadCall> kBadShapes = {
      [](SmallProblem& p) { set_shape(p.args.topk_length, 0, 3); },
      CHIASMA_INVALID_ARGUMENT,
      {"topk_length has shape [3]", "must be 2"}},
+    {"length_extent_of_query_tokens",
+     [](SmallProblem& p) {
+       p.args.topk_length = shape_only(CHIASMA_INT32, {2, 4});
+     },
+     CHIASMA_INVALID_ARGUMENT,
+     {"topk_length has shape [2, 4]", "[b, s_q] must be 3"}},
+    {"length_rank",
+     [](SmallProblem& p) {
+       p.args.topk_length = shape_only(CHIASMA_INT32, {2, 3, 1});
+     },
+     CHIASMA_INVALID_ARGUMENT,
+     {"topk_length has rank 3", "[b] or [b, s_q]"}},
+    {"q_rope_beside_whole_q",
+     [](SmallProblem& p) {
+       p.args.q_rope = shape_only(CHIASMA_BFLOAT16, {2, 3, 4, 64});
+     },
+     CHIASMA_INVALID_ARGUMENT,
+     {"q has shape [2, 3, 4, 576]", "as q_rope is given", "must be 512"}},
+    {"q_rope_width",
+     [](SmallProblem& p) {
+       split_query(p, {2, 3, 4, 63});
+     },
+     CHIASMA_INVALID_ARGUMENT,
+     {"q_rope has shape [2, 3, 4, 63]", "must be 64"}},
+    {"q_rope_heads",
+     [](SmallProblem& p) {
+       split_query(p, {2, 3, 5, 64});
+     },
+     CHIASMA_INVALID_ARGUMENT,
+     {"q_rope has shape [2, 3, 5, 64]", "must be 4"}},
+    {"q_rope_last_strided",
+     [](SmallProblem& p) {
+       split_query(p, {2, 3, 4, 64});
+       p.args.q_rope.stride[3] = 2;
+     },
+     CHIASMA_INVALID_ARGUMENT,
+     {"q_rope has stride(3) = 2", "contiguous"}},
+    {"q_rope_dtype",
+     [](SmallProblem& p) {
+       split_query(p, {2, 3, 4, 64});
+       p.args.q_rope.dtype = CHIASMA_FLOAT32;
+     },
+     CHIASMA_INVALID_ARGUMENT,
+     {"q_rope has dtype float32", "bfloat16"}},
+    {"q_rope_on_cuda",
+     [](SmallProblem& p) {
+       split_query(p, {2, 3, 4, 64});
+       p.args.q_rope.device = cuda_device(0);
+     },
+     CHIASMA_INVALID_ARGUMENT,
+     {"q_rope is on cuda:0", "q is on cpu"}},
     {"sink_extent",
      [](SmallProblem& p) { set_shape(p.args.attn_sink, 0, 5); },
      CHIASMA_INVALID_ARGUMENT,

@@ -79,6 +79,9 @@ class BruteForce {
     Row result{std::vector<Real>(512, 0), -std::numeric_limits<Real>::infinity(), 0};
     if (counts.empty()) return result;
 
+    const auto rope_begin = static_cast<std::size_t>(problem_.format == KvFormat::v4 ? 448 : 512);
+    const bf16_t* rope = problem_.q_rope + request * problem_.q_rope_stride_b + query_token * problem_.q_rope_stride_s +
+                         head * problem_.q_rope_stride_h;
     const bf16_t* q =
         problem_.q + request * problem_.q_stride_b + query_token * problem_.q_stride_s + head * problem_.q_stride_h;
     std::map<std::int64_t, Real> scores;
@@ -87,7 +90,8 @@ class BruteForce {
       const std::vector<Real>& key = table_[static_cast<std::size_t>(slot)];
       Real dot = 0;
       for (std::size_t c = key.size(); c-- > 0;)
-        dot += bf16_value(reinterpret_cast<const unsigned char*>(q + c)) * key[c];
+        dot += bf16_value(reinterpret_cast<const unsigned char*>(c < rope_begin ? q + c : rope + (c - rope_begin))) *
+               key[c];
       scores[slot] = dot * Real(problem_.sm_scale);
       shift += scores[slot] / Real(counts.size());
     }
@@ -113,6 +117,10 @@ class BruteForce {
   }
 
  private:
+  static std::int32_t length_of(const Selection& selection, std::int64_t request, std::int64_t query_token) {
+    return selection.length[request * selection.length_stride_b + query_token * selection.length_stride_s];
+  }
+
   // How often each row of table_ is selected.
   std::map<std::int64_t, int> multiplicities(std::int64_t request, std::int64_t query_token) const {
     std::map<std::int64_t, int> counts;
@@ -121,7 +129,7 @@ class BruteForce {
          {std::pair{&problem_.kv, &problem_.selection}, std::pair{&problem_.extra_kv, &problem_.extra_selection}}) {
       const std::int64_t slots = pool->num_pages * pool->page_size;
       for (std::int64_t entry = 0; entry < selection->topk; ++entry) {
-        if (selection->length != nullptr && entry >= selection->length[request * selection->length_stride]) break;
+        if (selection->length != nullptr && entry >= length_of(*selection, request, query_token)) break;
         const std::int64_t index =
             selection->indices[request * selection->stride_b + query_token * selection->stride_s + entry];
         if (index >= 0 && index < slots) ++counts[first_slot + index];

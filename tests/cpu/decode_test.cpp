@@ -47,6 +47,19 @@ TEST(CpuDecode, MatchesOracleForEveryFormatAndHeadCount) {
   }
 }
 
+TEST(CpuDecode, MatchesOracleForQueriesInTwoTensorsAndLengthsOfEachQueryToken) {
+  for (const KvFormat format : kFormats) {
+    for (const int heads : {1, 9, 65, 128}) {
+      ProblemShape shape = full_shape(format, heads, 150);
+      shape.s_q = 3;
+      shape.q_pair = shape.length_each_row = true;
+      const RandomProblem random(shape, static_cast<std::uint64_t>(heads));
+      SCOPED_TRACE(concat(format_name(format), " heads ", heads));
+      expect_matches_oracle(random.problem);
+    }
+  }
+}
+
 TEST(CpuDecode, MatchesOracleForEveryTopkAroundABlock) {
   for (const KvFormat format : kFormats) {
     for (const std::int64_t topk : {1, 2, 5, 7, 11, 13, 63, 65, 127, 128, 129, 191, 256, 511, 513, 1025, 2051}) {
@@ -103,7 +116,8 @@ TEST(CpuDecode, ResultsDoNotDependOnTheBatch) {
     alone.b = 1;
     alone.q += i * alone.q_stride_b;
     alone.selection.indices += i * alone.selection.stride_b;
-    alone.selection.length += i * alone.selection.length_stride;
+    alone.q_rope += i * alone.q_rope_stride_b;
+    alone.selection.length += i * alone.selection.length_stride_b;
     const DecodeResult result = decode(alone);
     const DecodeResult part{
         {batch.out.begin() + i * heads * kValueDim, batch.out.begin() + (i + 1) * heads * kValueDim},
@@ -142,7 +156,7 @@ TEST(CpuDecode, UnselectedSlotsNeverMatter) {
     const Selection& selection = random.problem.selection;
     for (std::int64_t row = 0; row < random.problem.num_rows(); ++row) {
       const std::int64_t i = row / shape.s_q;
-      const std::int64_t length = std::min<std::int64_t>(selection.length[i * selection.length_stride], shape.topk);
+      const std::int64_t length = std::min<std::int64_t>(selection.length[i * selection.length_stride_b], shape.topk);
       const std::int32_t* entries = selection.indices + i * selection.stride_b + row % shape.s_q * selection.stride_s;
       for (std::int64_t entry = 0; entry < length; ++entry) selected.insert(entries[entry]);
     }

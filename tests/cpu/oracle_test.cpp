@@ -85,6 +85,8 @@ TEST(Oracle, EqualsBruteForceOnRandomProblems) {
     shape.valid = pick(kValid);
     shape.sm_scale = pick(kScales);
     shape.lengths = random() % 2 == 0;
+    shape.q_pair = trial % 5 == 0;
+    shape.length_each_row = trial % 4 == 0;
     shape.sinks = random() % 2 == 0;
     if (shape.format == KvFormat::v4 && random() % 2 == 0) {
       shape.extra_pages = 1 + random() % 3;
@@ -159,7 +161,7 @@ class OracleNonfinite : public testing::Test {
  protected:
   OracleNonfinite() : random_problem_(shape(), 4) {
     DecodeProblem& problem = random_problem_.problem;
-    problem.selection = {indices_, 2, 2, 2, nullptr, 0};
+    problem.selection = {indices_, 2, 2, 2, nullptr, 0, 0};
   }
   static ProblemShape shape() {
     ProblemShape shape;
@@ -178,6 +180,7 @@ class OracleNonfinite : public testing::Test {
     q_.assign(problem.q, problem.q + v32::kKeyDim);
     q_[v32::kNopeDim] = to_bf16(1.0f);
     problem.q = q_.data();
+    problem.q_rope = q_.data() + v32::kNopeDim;
   }
 
   std::int32_t indices_[2] = {0, 1};

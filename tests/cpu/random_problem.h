@@ -2,6 +2,7 @@
 // entries, lengths, sinks.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -20,6 +21,8 @@ struct ProblemShape {
   std::int64_t topk = 9;
   std::int64_t extra_pages = 0, extra_page_size = 2, extra_topk = 0;
   bool lengths = false, sinks = false;
+  bool q_pair = false;           // the rotary columns of the query are a tensor of their own
+  bool length_each_row = false;  // with lengths: one for each query token
   float sm_scale = 0.0625f;
   float valid = 0.7f;  // fraction of entries that select something
 };
@@ -50,6 +53,7 @@ class RandomProblem {
       for (int c = 0; c < dim; ++c) q[c] = random_bf16(random_, 1.0f);
     }
     problem.q = q_.data();
+    set_rope(shape, dim);
 
     problem.kv = cache_.pool();
     problem.selection = select(shape, cache_.num_slots(), shape.topk, indices_, lengths_);
@@ -76,6 +80,30 @@ class RandomProblem {
   DecodeProblem problem{};
 
  private:
+  // For a pair the rotary columns move to a tensor with other strides, and NaN takes their place.
+  void set_rope(const ProblemShape& shape, int dim) {
+    problem.q_is_one_tensor = !shape.q_pair;
+    problem.q_rope = problem.q + (dim - kRopeDim);
+    problem.q_rope_stride_b = problem.q_stride_b;
+    problem.q_rope_stride_s = problem.q_stride_s;
+    problem.q_rope_stride_h = problem.q_stride_h;
+    if (!shape.q_pair) return;
+    problem.q_rope_stride_h = kRopeDim + 3;
+    problem.q_rope_stride_b = problem.q_rope_stride_h * shape.h_q + 1;
+    problem.q_rope_stride_s = problem.q_rope_stride_b * shape.b + 2;
+    q_rope_.assign(static_cast<std::size_t>(problem.q_rope_stride_s * shape.s_q), bf16_t{0x7fff});
+    for (std::int64_t row = 0; row < shape.b * shape.s_q * shape.h_q; ++row) {
+      const std::int64_t i = row / shape.h_q / shape.s_q, s = row / shape.h_q % shape.s_q, h = row % shape.h_q;
+      bf16_t* from =
+          q_.data() + i * problem.q_stride_b + s * problem.q_stride_s + h * problem.q_stride_h + dim - kRopeDim;
+      bf16_t* to =
+          q_rope_.data() + i * problem.q_rope_stride_b + s * problem.q_rope_stride_s + h * problem.q_rope_stride_h;
+      std::copy_n(from, kRopeDim, to);
+      std::fill_n(from, kRopeDim, bf16_t{0x7fff});
+    }
+    problem.q_rope = q_rope_.data();
+  }
+
   int uniform(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
 
   // Any code but NaN, scales of any significand (the formats' writers differ), ordinary bf16.
@@ -133,21 +161,22 @@ class RandomProblem {
     selection.indices = indices.data();
     if (shape.lengths) {
       // Stride 2: every other element is a trap.
-      for (std::int64_t i = 0; i < shape.b; ++i) {
+      for (std::int64_t i = 0; i < shape.b * (shape.length_each_row ? shape.s_q : 1); ++i) {
         const std::int32_t outside[] = {-1, std::numeric_limits<std::int32_t>::min(),
                                         static_cast<std::int32_t>(topk) + 1, std::numeric_limits<std::int32_t>::max()};
         const int inside = uniform(0, static_cast<int>(topk));
         lengths.insert(lengths.end(), {uniform(0, 3) == 0 ? outside[uniform(0, 3)] : inside, 1});
       }
       selection.length = lengths.data();
-      selection.length_stride = 2;
+      selection.length_stride_b = shape.length_each_row ? 2 * shape.s_q : 2;
+      selection.length_stride_s = shape.length_each_row ? 2 : 0;
     }
     return selection;
   }
 
   std::mt19937 random_;
   PagedCache cache_, extra_cache_;
-  std::vector<bf16_t> q_;
+  std::vector<bf16_t> q_, q_rope_;
   std::vector<std::int32_t> indices_, extra_indices_, lengths_, extra_lengths_;
   std::vector<float> sinks_;
 };

@@ -155,6 +155,35 @@ TEST(Workload, LengthsCutRowsShortAndSomeNeedClamping) {
   EXPECT_TRUE(selected_slots(make("decode b=1 h=1 pool=50 topk=20 len=zero")->args(), 0, false).empty());
 }
 
+TEST(Workload, EachQueryTokenCanHaveALengthOfItsOwn) {
+  const auto workload = make("decode b=16 h=1 sq=5 pool=50 topk=20 len=rows layout=strided");
+  const chiasma_tensor& lengths = workload->args().topk_length;
+  ASSERT_EQ(lengths.rank, 2);
+  std::set<std::int32_t> of_one_request;
+  for (std::int64_t row = 0; row < 80; ++row) {
+    const std::int32_t length =
+        static_cast<const std::int32_t*>(lengths.data)[row / 5 * lengths.stride[0] + row % 5 * lengths.stride[1]];
+    if (row < 5) of_one_request.insert(length);
+    EXPECT_EQ(selected_slots(workload->args(), row, false).size(), static_cast<std::size_t>(std::clamp(length, 0, 20)));
+  }
+  EXPECT_GT(of_one_request.size(), 1u);
+}
+
+TEST(Workload, APairHoldsTheNumbersOfAWholeQuery) {
+  const auto whole = make("decode b=2 h=3 sq=2 pool=100 topk=30");
+  const auto pair = make("decode b=2 h=3 sq=2 pool=100 topk=30 q=pair");
+  const chiasma_decode_args& args = pair->args();
+  ASSERT_EQ(args.q.shape[3], 512);
+  ASSERT_EQ(args.q_rope.shape[3], 64);
+  const auto* q = static_cast<const bf16_t*>(whole->args().q.data);
+  for (std::int64_t head = 0; head < 2 * 2 * 3; ++head) {
+    const auto* nope = static_cast<const bf16_t*>(args.q.data) + head * 512;
+    const auto* rope = static_cast<const bf16_t*>(args.q_rope.data) + head * 64;
+    EXPECT_TRUE(std::equal(nope, nope + 512, q + head * 576));
+    EXPECT_TRUE(std::equal(rope, rope + 64, q + head * 576 + 512));
+  }
+}
+
 TEST(Workload, PoisonFillsExactlyTheUnselectedSlots) {
   const auto workload =
       make("decode b=2 h=1 sq=2 pool=100 topk=30 page=7 scale=amax len=random layout=strided poison=nan");

@@ -45,6 +45,11 @@ class Plan final : public SplitPlan {
 
 }  // namespace
 
+Status check(const PlanRequest& request) {
+  if (!request.problem.q_is_one_tensor) return unsupported("it reads queries from one tensor, these have q_rope");
+  return check_split_request(request);
+}
+
 bool suits_crossover(const PlanRequest& request) {
   return request.problem.h_q > kHeadsPerCta;
 }

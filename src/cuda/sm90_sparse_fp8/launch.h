@@ -8,6 +8,8 @@
 
 namespace chiasma::sm90_sparse_fp8 {
 
+// What every kernel of its kind needs, and a query in one tensor.
+Status check(const PlanRequest& request);
 // With up to 64 heads the second block of a cluster would multiply zeros.
 bool suits_crossover(const PlanRequest& request);
 std::unique_ptr<PlannedDecode> plan_crossover(const PlanRequest& request);

@@ -16,25 +16,21 @@
 
 namespace chiasma::sm90_sparse_fp8_direct {
 
-// A row of the query is 72 chunks of 16 bytes: lane l has chunks 2 l, 2 l + 1 and, if it is among the first eight, l +
-// 64, which are the RoPE columns.
+// A row of the query is 64 chunks of 16 bytes and 8 of RoPE columns: lane l has chunks 2 l, 2 l + 1 and, if it is among
+// the first eight, RoPE chunk l.
 inline constexpr int kLaneChunks = 3;
 inline constexpr int kRopeLanes = kRopeDim / tile::kChunkColumns;
 static_assert((kLaneChunks - 1) * kWarpThreads + kRopeLanes == v32::kKeyDim / tile::kChunkColumns);
 using LaneChunks = uint4[kLaneChunks];
 
-__device__ __forceinline__ int chunk_of(int i, int lane) {
-  return i + 1 < kLaneChunks ? 2 * lane + i : 2 * kWarpThreads + lane;
-}
-
-__device__ __forceinline__ void load_row(LaneChunks& chunks, const bf16_t* row, bool exists, int lane) {
+__device__ __forceinline__ void load_row(LaneChunks& chunks, const bf16_t* nope, const bf16_t* rope, bool exists,
+                                         int lane) {
 #pragma unroll
-  for (int i = 0; i < kLaneChunks; ++i) {
-    chunks[i] = make_uint4(0, 0, 0, 0);
-    if (exists && (i + 1 < kLaneChunks || lane < kRopeLanes)) {
-      chunks[i] = __ldg(reinterpret_cast<const uint4*>(row) + chunk_of(i, lane));
-    }
-  }
+  for (uint4& chunk : chunks) chunk = make_uint4(0, 0, 0, 0);
+  if (!exists) return;
+#pragma unroll
+  for (int i = 0; i + 1 < kLaneChunks; ++i) chunks[i] = __ldg(reinterpret_cast<const uint4*>(nope) + 2 * lane + i);
+  if (lane < kRopeLanes) chunks[kLaneChunks - 1] = __ldg(reinterpret_cast<const uint4*>(rope) + lane);
 }
 
 // Biased exponent of the row's largest number. All lanes get it.
@@ -81,13 +77,14 @@ template <typename Config>
 __device__ __forceinline__ void load_q(const DecodeProblem& problem, SmemPlan<Config>& smem, const Work& work,
                                        int first_head, int warp, int lane) {
   constexpr int kRowsPerWarp = Config::kHeads / kMathWarps;
-  const bf16_t* query = query_of(problem, work, first_head);
+  const Query query = query_of(problem, work, first_head);
   const int first = warp * kRowsPerWarp;
   // PERF: all loads on their way together.
   LaneChunks chunks[kRowsPerWarp];
 #pragma unroll
   for (int i = 0; i < kRowsPerWarp; ++i) {
-    load_row(chunks[i], query + (first + i) * problem.q_stride_h, first_head + first + i < problem.h_q, lane);
+    load_row(chunks[i], query.nope + (first + i) * problem.q_stride_h,
+             query.rope + (first + i) * problem.q_rope_stride_h, first_head + first + i < problem.h_q, lane);
   }
 #pragma unroll
   for (int i = 0; i < kRowsPerWarp; ++i) store_row(chunks[i], smem, problem.sm_scale, first + i, lane);

@@ -51,17 +51,25 @@ __device__ __forceinline__ Work next_work(const SplitParams& params, std::int32_
   const Selection& selection = params.problem.selection;
   work.valid_entries = static_cast<std::int32_t>(selection.topk);
   if (selection.length != nullptr) {
-    work.valid_entries = min(max(selection.length[work.request * selection.length_stride], 0), work.valid_entries);
+    const std::int32_t length =
+        selection.length[work.request * selection.length_stride_b + work.query_token * selection.length_stride_s];
+    work.valid_entries = min(max(length, 0), work.valid_entries);
   }
   const std::int32_t needed = (work.valid_entries + kBlockTokens - 1) / kBlockTokens;
   work.num_blocks = max(min(work.piece.end_block, needed) - work.piece.first_block, 0);
   return work;
 }
 
-// Query of a piece, for the thread block's first head.
-__device__ __forceinline__ const bf16_t* query_of(const DecodeProblem& problem, const Work& work, int first_head) {
-  return problem.q + work.request * problem.q_stride_b + work.query_token * problem.q_stride_s +
-         first_head * problem.q_stride_h;
+// Query of a piece, for the thread block's first head: the columns that meet codes, and the rotary ones.
+struct Query {
+  const bf16_t* nope;
+  const bf16_t* rope;
+};
+__device__ __forceinline__ Query query_of(const DecodeProblem& problem, const Work& work, int first_head) {
+  return {problem.q + work.request * problem.q_stride_b + work.query_token * problem.q_stride_s +
+              first_head * problem.q_stride_h,
+          problem.q_rope + work.request * problem.q_rope_stride_b + work.query_token * problem.q_rope_stride_s +
+              first_head * problem.q_rope_stride_h};
 }
 
 }  // namespace chiasma::sm90_sparse_fp8_direct
