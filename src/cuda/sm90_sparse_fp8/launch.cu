@@ -46,8 +46,9 @@ class Plan final : public SplitPlan {
 }  // namespace
 
 Status check(const PlanRequest& request) {
+  CHIASMA_RETURN_IF_ERROR(check_split_request(request));
   if (!request.problem.q_is_one_tensor) return unsupported("it reads queries from one tensor, these have q_rope");
-  return check_split_request(request);
+  return {};
 }
 
 bool suits_crossover(const PlanRequest& request) {

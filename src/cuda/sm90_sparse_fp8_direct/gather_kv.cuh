@@ -139,17 +139,16 @@ class Gatherer {
   __device__ void prefetch_query(const Work& work) const {
     const DecodeProblem& problem = params_.problem;
     const int first_head = smem_.first_head;
-    const Query query = query_of(problem, work, first_head);
-    const int lane = ptx::lane_id_here();
-    constexpr int kLineColumns = 64;  // of 128 bytes
-    constexpr int kNopeLines = v32::kNopeDim / kLineColumns;
-    static_assert(kRopeDim == kLineColumns);
     const int num_heads = min(problem.h_q - first_head, Config::kHeads);
-    for (int line = warp_ * kWarpThreads + lane; line < num_heads * (kNopeLines + 1); line += kWarpgroupThreads) {
-      const int head = line / (kNopeLines + 1);
-      const int line_of_head = line - head * (kNopeLines + 1);
-      ptx::prefetch_l2(line_of_head < kNopeLines ? query.nope + head * problem.q_stride_h + line_of_head * kLineColumns
-                                                 : query.rope + head * problem.q_rope_stride_h);
+    const int thread = warp_ * kWarpThreads + ptx::lane_id_here();
+    constexpr int kLineColumns = 64;  // of 128 bytes
+    constexpr int kLines = v32::kNopeDim / kLineColumns;
+    static_assert(kRopeDim == kLineColumns && kWarpgroupThreads >= Config::kHeads);
+    // PERF: one pointer at a time, since the gatherer's registers are few.
+    if (thread < num_heads) ptx::prefetch_l2(query_rope_of(problem, work, first_head + thread));
+    const bf16_t* query = query_of(problem, work, first_head);
+    for (int line = thread; line < num_heads * kLines; line += kWarpgroupThreads) {
+      ptx::prefetch_l2(query + line / kLines * problem.q_stride_h + line % kLines * kLineColumns);
     }
   }
 

@@ -60,16 +60,14 @@ __device__ __forceinline__ Work next_work(const SplitParams& params, std::int32_
   return work;
 }
 
-// Query of a piece, for the thread block's first head: the columns that meet codes, and the rotary ones.
-struct Query {
-  const bf16_t* nope;
-  const bf16_t* rope;
-};
-__device__ __forceinline__ Query query_of(const DecodeProblem& problem, const Work& work, int first_head) {
-  return {problem.q + work.request * problem.q_stride_b + work.query_token * problem.q_stride_s +
-              first_head * problem.q_stride_h,
-          problem.q_rope + work.request * problem.q_rope_stride_b + work.query_token * problem.q_rope_stride_s +
-              first_head * problem.q_rope_stride_h};
+// Query of a piece from one head on: the columns that meet codes, and the rotary ones.
+__device__ __forceinline__ const bf16_t* query_of(const DecodeProblem& problem, const Work& work, int head) {
+  return problem.q + work.request * problem.q_stride_b + work.query_token * problem.q_stride_s +
+         head * problem.q_stride_h;
+}
+__device__ __forceinline__ const bf16_t* query_rope_of(const DecodeProblem& problem, const Work& work, int head) {
+  return problem.q_rope + work.request * problem.q_rope_stride_b + work.query_token * problem.q_rope_stride_s +
+         head * problem.q_rope_stride_h;
 }
 
 }  // namespace chiasma::sm90_sparse_fp8_direct
