@@ -2,6 +2,8 @@
 # need_packages GROUP...: what building needs, and the groups lint, test and bench.
 
 readonly CMAKE_MINIMUM=3.25
+# Formatting and lint findings differ between versions, so that only one can be the rule.
+readonly LLVM_TOOLS_MAJOR=14
 
 declare -A PACKAGES=(
   [build]="cmake ninja-build g++ libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev libgtest-dev"
@@ -11,13 +13,16 @@ declare -A PACKAGES=(
 )
 
 # Tools that may also come from elsewhere than a package.
-declare -A COMMAND_OF=([cmake]=cmake [ninja-build]=ninja [g++]=g++ [clang-format]=clang-format [clang-tidy]=clang-tidy
-  [clang]=clang++ [python3]=python3)
+declare -A COMMAND_OF=([cmake]=cmake [ninja-build]=ninja [g++]=g++ [clang]=clang++ [python3]=python3)
+
+# The project's version of clang-format or clang-tidy by its own name, else whatever bears the plain name.
+llvm_tool() { command -v "$1-$LLVM_TOOLS_MAJOR" || command -v "$1"; }
 
 clang_major() { clang --version 2>/dev/null | sed -nE 's/.*version ([0-9]+)\..*/\1/p' | head -n 1; }
 
 is_there() {
   local command=${COMMAND_OF[$1]:-}
+  [[ $1 == clang-format || $1 == clang-tidy ]] && { llvm_tool "$1" >/dev/null && return 0 || return 1; }
   [[ -n $command ]] && command -v "$command" >/dev/null && return 0
   [[ $(dpkg-query -W -f '${Status}' "$1" 2>/dev/null) == "install ok installed" ]]
 }
@@ -28,6 +33,17 @@ missing_of() {
     for package in ${PACKAGES[$group]}; do
       is_there "$package" || echo "$package"
     done
+  done
+}
+
+# clang-format and clang-tidy in the project's version, where the system has it under that name.
+known_names() {
+  local package
+  for package in "$@"; do
+    case $package in
+      clang-format | clang-tidy) apt-cache show "$package-$LLVM_TOOLS_MAJOR" >/dev/null 2>&1 && package+=-$LLVM_TOOLS_MAJOR ;;
+    esac
+    echo "$package"
   done
 }
 
@@ -48,8 +64,9 @@ install_packages() {
   echo "Installing with apt-get: $*" >&2
   mkdir -p build
   local log=build/apt.log
+  # shellcheck disable=SC2046  # names of packages have no blanks
   if ! { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update &&
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"; } \
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(known_names "$@"); } \
     >"$log" 2>&1 </dev/null; then
     tail -n 20 "$log" >&2
     echo "apt-get failed; all of its output is in $log. Wanted: $*" >&2

@@ -4,8 +4,6 @@
 
 readonly LOGS=build/test-logs
 readonly FUZZ_SECONDS=${CHIASMA_FUZZ_SECONDS:-30}
-# Formatting and lint findings differ between versions, so that only one can be the rule.
-readonly LLVM_TOOLS_MAJOR=14
 
 readonly LSAN_SETTINGS=suppressions=$PWD/scripts/lsan.supp:print_suppressions=0
 # Those that start threads, or call the library from several.
@@ -79,7 +77,7 @@ stage_consumer() {
 
 llvm_tool_fits() {
   local major
-  major=$("$1" --version | sed -nE 's/.*version ([0-9]+)\..*/\1/p' | head -n 1)
+  major=$("$(llvm_tool "$1")" --version | sed -nE 's/.*version ([0-9]+)\..*/\1/p' | head -n 1)
   [[ $major == "$LLVM_TOOLS_MAJOR" ]] && return
   echo "$1 $major is here, $LLVM_TOOLS_MAJOR is the project's"
   return "$SKIPPED"
@@ -95,7 +93,7 @@ stage_lint() {
   for file in $(git ls-files 'src/*.cpp' 'cli/*.cpp' 'harness/*.cpp'); do
     grep -qF "\"$PWD/$file\"" build/ci/compile_commands.json && files+=("$file")
   done
-  printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "$(nproc)" clang-tidy --quiet -p build/ci &&
+  printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "$(nproc)" "$(llvm_tool clang-tidy)" --quiet -p build/ci &&
     echo "${#files[@]} files, nothing found"
 }
 

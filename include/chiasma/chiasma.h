@@ -130,9 +130,9 @@ typedef struct chiasma_decode_args {
   chiasma_kv_format format;
   double sm_scale; /* any finite number; chiasma_default_sm_scale() is the models' default */
 
-  chiasma_tensor q;        /* bf16 [b, s_q, h_q, d_qk]; h_q 1..128; last dimension contiguous. With q_rope: [b, s_q, h_q,
-                              d_qk - 64], the columns in front of the rotary ones */
-  chiasma_tensor q_rope;   /* optional bf16 [b, s_q, h_q, 64], with strides of its own: the last 64 columns of the query,
+  chiasma_tensor q;        /* bf16 [b, s_q, h_q, d_qk]; h_q 1..128; last dimension contiguous. With q_rope:
+                              [b, s_q, h_q, d_qk - 64], the columns in front of the rotary ones */
+  chiasma_tensor q_rope;   /* optional bf16 [b, s_q, h_q, 64], with strides of its own: the query's last 64 columns,
                               for callers that never join the two; last dimension contiguous */
   chiasma_tensor kv_cache; /* uint8 [num_pages, page, 656] (v32) or [num_pages, page, 584] (v4), bf16 [num_pages, page,
                               576] (bf16); or with a head dimension of 1 before the last. Any page >= 1. stride(0) is
@@ -272,7 +272,8 @@ CHIASMA_API chiasma_status chiasma_gather_dequantize(const chiasma_gather_args* 
  * (token / cp_interleave) % cp_world == cp_rank are this rank's, and t = token / (cp_world * cp_interleave) *
  * cp_interleave + token % cp_interleave is their number in its own cache and block table.
  * What has no slot becomes -1: a negative token, one behind the block table, one of another rank, a negative page, a
- * slot beyond int32. Without block_table the indices are slots already and are only narrowed to int32, by the same rule. */
+ * slot beyond int32. Without block_table the indices are slots already and are only narrowed to int32, by the same
+ * rule. */
 typedef struct chiasma_translate_args {
   chiasma_tensor indices;     /* int32 or int64 [b, s_q, topk]; last dimension contiguous */
   chiasma_tensor block_table; /* optional int32 [requests, max_pages]; last dimension contiguous */
@@ -282,7 +283,7 @@ typedef struct chiasma_translate_args {
   int32_t cp_world;           /* ranks of context parallelism; 0 or 1: none. Only with block_table */
   int32_t cp_rank;            /* 0 to cp_world - 1 */
   int32_t cp_interleave;      /* tokens of a run; 0 or 1: one */
-  chiasma_tensor slots;       /* int32 [b, s_q, topk]; last dimension contiguous. May be indices itself if that is int32 */
+  chiasma_tensor slots;       /* int32 [b, s_q, topk]; last dimension contiguous. May be indices itself if int32 */
 } chiasma_translate_args;
 
 CHIASMA_API chiasma_status chiasma_translate_indices(const chiasma_translate_args* args, void* stream);

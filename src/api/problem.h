@@ -25,7 +25,7 @@ struct Selection {
   const std::int32_t* indices;  // [b, s_q, topk], contiguous in topk; null when topk is 0 or the pool is absent
   std::int64_t stride_b, stride_s;
   std::int64_t topk;
-  const std::int32_t* length;  // [b, s_q], or null: all of topk
+  const std::int32_t* length;                     // [b, s_q], or null: all of topk
   std::int64_t length_stride_b, length_stride_s;  // the latter 0 where a request has one length
 };
 
