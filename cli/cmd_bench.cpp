@@ -12,6 +12,7 @@
 #include "cli/progress.h"
 #include "cli/result_file.h"
 #include "harness/check.h"
+#include "harness/endurance.h"
 #include "harness/timing.h"
 
 namespace chiasma::cli {
@@ -22,7 +23,9 @@ constexpr const char* kDescription =
     "\"cold\": caches are flushed before each call; \"loop\": calls back to back. Both are medians in microseconds, "
     "with\n"
     "the 10th and 90th percentile; n is the number of samples. TFLOPS counts the matrix products of the entries that\n"
-    "are really selected, at the median of the loop.";
+    "are really selected, at the median of the loop.\n"
+    "On a GPU then \"burst\", the fastest tenth of calls after a pause, and \"sustained\", calls back to back for\n"
+    "seconds, with the clock, watts and joules a call of the latter: a GPU at its power limit lowers its clock.";
 constexpr const char* kFooter =
     "Examples:\n"
     "  chiasma bench --case 'decode b=8 pool=16384' --json result.json\n"
@@ -36,7 +39,7 @@ struct Options {
   CaseSources cases;
   std::string device = "auto", json;
   std::vector<std::string> kernels;
-  double seconds = 3.0;
+  double seconds = 3.0, sustained = 3.0;
   int threads = 0;
 };
 
@@ -46,6 +49,7 @@ struct Entry {
   std::unique_ptr<harness::Runner> runner;  // null: not run
   std::optional<harness::CheckReport> report;
   harness::Timing timing;
+  std::optional<harness::Endurance> endurance;
   std::string problem;  // why it was not run, or what is wrong with its result
 };
 
@@ -86,6 +90,25 @@ Entry prepare(harness::Workload& workload, harness::Device& device, const std::s
   return entry;
 }
 
+Json endurance_json(const harness::Endurance& endurance, double flops, const harness::Device& device) {
+  Json json = {{"burst_us", endurance.burst_us},
+               {"burst_samples", endurance.burst_samples},
+               {"burst_tflops", flops / endurance.burst_us * 1e-6},
+               {"sustained_us", endurance.sustained_us},
+               {"sustained_calls", endurance.sustained_calls},
+               {"sustained_tflops", flops / endurance.sustained_us * 1e-6}};
+  if (endurance.sm_mhz) json["sm_mhz"] = *endurance.sm_mhz;
+  if (endurance.joules_a_call) {
+    json["watts"] = *endurance.watts;
+    json["joules_a_call"] = *endurance.joules_a_call;
+    if (flops > 0) json["pj_per_flop"] = *endurance.joules_a_call / flops * 1e12;
+    json["clock_event_reasons"] = endurance.clock_event_reasons;
+  } else {
+    json["no_energy"] = device.meters() == nullptr ? "no meters for this kind of device" : device.meters()->why_not();
+  }
+  return json;
+}
+
 Json to_json(const Entry& entry, const harness::Case& spec, double flops) {
   Json json = {{"case", harness::to_line(spec)}, {"kernel", entry.kernel}};
   if (entry.runner == nullptr) {
@@ -101,6 +124,7 @@ Json to_json(const Entry& entry, const harness::Case& spec, double flops) {
   json["loop_tflops"] = entry.timing.loop.median > 0 ? flops / entry.timing.loop.median * 1e-6 : 0.0;
   json["sensors_before"] = facts_json(entry.timing.sensors_before);
   json["sensors_after"] = facts_json(entry.timing.sensors_after);
+  if (entry.endurance) json["endurance"] = endurance_json(*entry.endurance, flops, entry.runner->device());
   json["error"] = report_json(*entry.report);
   return json;
 }
@@ -116,6 +140,20 @@ std::string statistics_text(const char* name, const harness::Statistics& statist
                      statistics.p90, statistics.min, statistics.n);
 }
 
+void print_endurance(const harness::Endurance& endurance, double flops, const harness::Device& device) {
+  fmt::print("  {:<16} burst {:.1f} us, {}   sustained {:.1f} us, {}", "", endurance.burst_us,
+             throughput_text(flops, endurance.burst_us), endurance.sustained_us,
+             throughput_text(flops, endurance.sustained_us));
+  if (endurance.joules_a_call) {
+    fmt::print(", {:.0f} MHz, {:.0f} W, {:.3g} J a call{}{}\n", endurance.sm_mhz.value_or(0), *endurance.watts,
+               *endurance.joules_a_call, endurance.clock_event_reasons.empty() ? "" : ", clock held down by ",
+               fmt::join(endurance.clock_event_reasons, " and "));
+  } else {
+    fmt::print(", energy not measured: {}\n",
+               device.meters() == nullptr ? "no meters for this kind of device" : device.meters()->why_not());
+  }
+}
+
 void print_entry(const Entry& entry, double flops) {
   if (entry.runner == nullptr) {
     fmt::print("  {:<16} not run: {}\n", entry.kernel, entry.problem);
@@ -125,6 +163,7 @@ void print_entry(const Entry& entry, double flops) {
     fmt::print("  {:<16} {}   {}   {}   error {:.2e}\n", entry.kernel, statistics_text("cold", entry.timing.cold),
                statistics_text("loop", entry.timing.loop), throughput_text(flops, entry.timing.loop.median),
                entry.report->mean_relative_l2);
+    if (entry.endurance) print_endurance(*entry.endurance, flops, entry.runner->device());
   }
 }
 
@@ -190,6 +229,14 @@ class Bench {
       throw CommandError(kExitUnavailable, error.message);
     }
     for (std::size_t n = 0; n < timed.size(); ++n) timed[n]->timing = timings[n];
+    if (device_->meters() == nullptr || options_.sustained <= 0) return;
+    harness::EnduranceOptions endurance_options;
+    endurance_options.sustained_seconds = options_.sustained;
+    for (Entry* entry : timed) {
+      if (!harness::measure_endurance(*entry->runner, endurance_options, &entry->endurance.emplace(), &error)) {
+        throw CommandError(kExitUnavailable, error.message);
+      }
+    }
   }
 
   const Options& options_;
@@ -224,6 +271,11 @@ void register_bench(CLI::App& app, int& exit_code) {
   command->add_option("--json", options->json, "write the results here, with machine, version, commit and errors")
       ->type_name("FILE");
   command->add_option("--seconds", options->seconds, "measuring time for each kernel and case")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+  command
+      ->add_option("--sustained", options->sustained,
+                   "seconds of the sustained run on a GPU; 0: neither that nor a burst")
       ->check(CLI::Range(0.0, 3600.0))
       ->capture_default_str();
   command->add_option("--threads", options->threads, "worker threads on the CPU; 0: all")

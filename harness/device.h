@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chiasma/chiasma.h"
+#include "harness/nvml.h"
 #include "harness/queue.h"
 
 namespace chiasma::harness {
@@ -27,6 +28,9 @@ class Device {
   virtual std::vector<std::pair<std::string, std::string>> describe() const = 0;
   // Facts that change while measuring (clock, power, temperature); may be empty.
   virtual std::vector<std::pair<std::string, double>> sensors() const { return {}; }
+
+  // What it draws and how fast its clock runs; null where nothing tells.
+  virtual const Nvml* meters() const { return nullptr; }
 
   // True: kernels read and write the workload's own memory, nothing is copied.
   virtual bool shares_host_memory() const = 0;

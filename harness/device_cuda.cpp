@@ -1,9 +1,6 @@
 #include <cuda_runtime_api.h>
 
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <sstream>
+#include <optional>
 #include <string>
 
 #include "harness/device.h"
@@ -17,7 +14,7 @@ constexpr std::size_t kFlushBytes = std::size_t{256} << 20;
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int index) : index_(index) {
+  explicit CudaDevice(int index) : index_(index), meters_(pci_bus_id(index)) {
     cudaSetDevice(index);
     cudaEventCreate(&begin_);
     cudaEventCreate(&end_);
@@ -38,31 +35,26 @@ class CudaDevice final : public Device {
     return {{"device", properties.name},
             {"multiprocessors", std::to_string(properties.multiProcessorCount)},
             {"l2_bytes", std::to_string(properties.l2CacheSize)},
-            {"driver", smi("driver_version")},
+            {"driver", meters_.driver_version()},
             {"cuda_driver_api", version_text(driver)},
             {"cuda_runtime", version_text(runtime)}};
   }
 
   // Of one moment: a clock soon falls once the work is done. What the driver does not tell is left out.
   std::vector<std::pair<std::string, double>> sensors() const override {
-    constexpr std::pair<const char*, const char*> kSensors[] = {{"sm_mhz", "clocks.sm"},
-                                                                {"memory_mhz", "clocks.mem"},
-                                                                {"power_w", "power.draw"},
-                                                                {"power_limit_w", "power.limit"},
-                                                                {"temperature_c", "temperature.gpu"}};
-    std::string queries;
-    for (const auto& [name, query] : kSensors) queries += std::string(queries.empty() ? "" : ",") + query;
-    std::istringstream fields(smi(queries.c_str()));
+    const std::pair<const char*, std::optional<double>> all[] = {{"sm_mhz", meters_.sm_mhz()},
+                                                                 {"memory_mhz", meters_.memory_mhz()},
+                                                                 {"power_w", meters_.watts()},
+                                                                 {"power_limit_w", meters_.power_limit_watts()},
+                                                                 {"temperature_c", meters_.temperature_celsius()}};
     std::vector<std::pair<std::string, double>> readings;
-    for (const auto& [name, query] : kSensors) {
-      std::string field;
-      std::getline(fields, field, ',');
-      char* end = nullptr;
-      const double value = std::strtod(field.c_str(), &end);
-      if (end != field.c_str()) readings.emplace_back(name, value);
+    for (const auto& [name, value] : all) {
+      if (value) readings.emplace_back(name, *value);
     }
     return readings;
   }
+
+  const Nvml* meters() const override { return &meters_; }
 
   bool shares_host_memory() const override { return false; }
 
@@ -124,21 +116,15 @@ class CudaDevice final : public Device {
     return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
   }
 
-  // A line of the driver's own tool; "unknown" without it.
-  std::string smi(const char* query) const {
-    char command[256];
-    std::snprintf(command, sizeof command,
-                  "nvidia-smi --id=%d --query-gpu=%s --format=csv,noheader,nounits 2>/dev/null", index_, query);
-    std::FILE* pipe = popen(command, "r");
-    if (pipe == nullptr) return "unknown";
-    char line[128] = {};
-    const bool any = std::fgets(line, sizeof line, pipe) != nullptr;
-    pclose(pipe);
-    line[std::strcspn(line, "\n")] = '\0';
-    return any ? line : "unknown";
+  static std::string pci_bus_id(int index) {
+    constexpr int kLength = 32;
+    char text[kLength] = {};
+    if (cudaDeviceGetPCIBusId(text, kLength, index) != cudaSuccess) cudaGetLastError();
+    return text;
   }
 
   int index_;
+  Nvml meters_;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
   DeviceBlock flush_;
 };
