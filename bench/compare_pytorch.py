@@ -48,7 +48,7 @@ class Tensor(ctypes.Structure):
 
 
 class DecodeArgs(ctypes.Structure):
-    _fields_ = [("format", ctypes.c_int), ("sm_scale", ctypes.c_double)] + [
+    _fields_ = [("format", ctypes.c_int), ("sm_scale", ctypes.c_double), ("kv_scale", ctypes.c_double)] + [
         (name, Tensor)
         for name in (
             "q q_rope kv_cache indices topk_length attn_sink extra_kv_cache extra_indices extra_topk_length out lse"

@@ -57,9 +57,9 @@ struct Shapes {
 chiasma_tensor shape_of_cache(const Shapes& shapes, const harness::Case& spec, std::int64_t pool, std::int64_t page) {
   const auto format = static_cast<KvFormat>(spec.fmt);
   const std::int64_t num_pages = spec.b * ((pool + page - 1) / page);
-  const chiasma_dtype dtype = format == KvFormat::bf16 ? CHIASMA_BFLOAT16 : CHIASMA_UINT8;
+  const chiasma_dtype dtype = traits_of(format).is_quantized() ? CHIASMA_UINT8 : CHIASMA_BFLOAT16;
   chiasma_tensor cache = shapes.of(dtype, {num_pages, page, token_extent(format)});
-  if (format == KvFormat::v4) cache.stride[0] = chiasma_kv_page_bytes(spec.fmt, page);
+  if (traits_of(format).has_scale_plane()) cache.stride[0] = chiasma_kv_page_bytes(spec.fmt, page);
   return cache;
 }
 
@@ -73,6 +73,7 @@ void print_plan(const std::string& line, const std::string& device) {
   chiasma_decode_args args{};
   args.format = spec.fmt;
   args.sm_scale = spec.sm_scale();
+  args.kv_scale = spec.kv_scale();
   args.q = shapes.of(CHIASMA_BFLOAT16, {spec.b, spec.sq, spec.h, width - (spec.q_pair ? kRopeDim : 0)});
   if (spec.q_pair) args.q_rope = shapes.of(CHIASMA_BFLOAT16, {spec.b, spec.sq, spec.h, kRopeDim});
   args.kv_cache = shape_of_cache(shapes, spec, spec.pool, spec.page);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -28,6 +29,7 @@ constexpr std::int64_t kPieceBytes = std::int64_t{16} << 20;
 struct Options {
   std::string input, output;
   std::string scale = "pow2", format = "v32";
+  std::optional<double> kv_scale;
 };
 
 // Storage for pieces, aligned for the C interface.
@@ -99,11 +101,27 @@ std::array<std::int64_t, 3> kv_shape(const SafetensorsFile& file, const Safetens
   return {shape[0], shape[1], shape[2]};
 }
 
+std::vector<std::string> names_of_quantized_formats() {
+  std::vector<std::string> names;
+  for (const KvFormat format : kAllFormats) {
+    if (traits_of(format).is_quantized()) names.emplace_back(format_name(format));
+  }
+  return names;
+}
+
+KvFormat format_of_name(const std::string& name) {
+  for (const KvFormat format : kAllFormats) {
+    if (name == format_name(format)) return format;
+  }
+  fail_input("--format is '{}'; allowed are {}", name, fmt::join(names_of_quantized_formats(), ", "));
+}
+
 struct QuantizeJob {
   const SafetensorsFile& file;
   const SafetensorsTensor& kv;
   chiasma_kv_format format;
   chiasma_scale_mode scale;
+  double kv_scale;
   std::int64_t num_pages, page, width, page_bytes;
 
   std::int64_t kv_page_bytes() const { return page * width * 2; }
@@ -111,7 +129,7 @@ struct QuantizeJob {
   // Returns the number of NaN and infinite inputs.
   std::int64_t quantize_pages(std::int64_t first, std::int64_t count, Piece& source, Piece& cache) const {
     source.load(pages_of(kv.data, first, count, kv_page_bytes()));
-    // Padding bytes between v4 pages are not the quantiser's to write.
+    // Padding bytes between pages are not the quantiser's to write.
     std::ranges::fill(cache.first(count * page_bytes), std::byte{0});
     std::int64_t nonfinite = 0;
     const std::array<std::int64_t, 2> source_shape{count * page, width};
@@ -120,6 +138,7 @@ struct QuantizeJob {
     chiasma_quantize_args args{};
     args.format = format;
     args.scale = scale;
+    args.kv_scale = kv_scale;
     args.kv = chiasma_contiguous(source.data(), CHIASMA_BFLOAT16, kCpu, 2, source_shape.data());
     args.kv_cache = chiasma_contiguous(cache.data(), CHIASMA_UINT8, kCpu, 3, cache_shape.data());
     args.kv_cache.stride[0] = page_bytes;
@@ -133,13 +152,19 @@ void run_quantize(const Options& options) {
   const SafetensorsFile file = SafetensorsFile::open(options.input);
   const SafetensorsTensor* kv = file.find("kv");
   if (kv == nullptr) fail_input("{}: there is no tensor kv", file.path());
-  const KvFormat format = options.format == "v4" ? KvFormat::v4 : KvFormat::v32;
+  const KvFormat format = format_of_name(options.format);
+  const bool has_cache_scale = traits_of(format).scale_type == ScaleType::cache;
+  if (has_cache_scale != options.kv_scale.has_value()) {
+    fail_input("--kv-scale is {}, but format {} has {}", has_cache_scale ? "missing" : "given", options.format,
+               has_cache_scale ? "one scale for the whole cache" : "scales of its own");
+  }
   const auto [num_pages, page, width] = kv_shape(file, *kv, key_dim(format));
   const auto c_format = static_cast<chiasma_kv_format>(format);
   const QuantizeJob job{.file = file,
                         .kv = *kv,
                         .format = c_format,
                         .scale = options.scale == "amax" ? CHIASMA_SCALE_AMAX : CHIASMA_SCALE_POW2,
+                        .kv_scale = options.kv_scale.value_or(0),
                         .num_pages = num_pages,
                         .page = page,
                         .width = width,
@@ -148,7 +173,9 @@ void run_quantize(const Options& options) {
   SafetensorsMetadata metadata = file.metadata();
   metadata["format"] = options.format;
   SafetensorsWriter writer;
-  if (format == KvFormat::v4) {
+  metadata.erase("kv_scale");
+  if (has_cache_scale) metadata["kv_scale"] = fmt::format("{}", *options.kv_scale);
+  if (traits_of(format).has_scale_plane()) {
     metadata["page"] = fmt::format("{}", page);
     writer.declare("kv_cache", Dtype::kU8, {num_pages, job.page_bytes});
   } else {
@@ -177,7 +204,10 @@ void run_dequantize(const Options& options) {
   const SafetensorsFile file = SafetensorsFile::open(options.input);
   const CacheTensor cache = read_cache(file, "kv_cache", "page");
   const auto format = static_cast<KvFormat>(cache.format);
-  if (format == KvFormat::bf16) fail_input("{}: kv_cache is BF16; there is nothing to dequantise", file.path());
+  if (!traits_of(format).is_quantized()) {
+    fail_input("{}: kv_cache is BF16; there is nothing to dequantise", file.path());
+  }
+  const double kv_scale = read_kv_scale(file, cache.format);
   const chiasma_tensor& whole = cache.tensor;
   if (whole.shape[1] < 1)
     fail_input("{}: kv_cache has pages of {} tokens; must be 1 or more", file.path(), whole.shape[1]);
@@ -188,8 +218,7 @@ void run_dequantize(const Options& options) {
   const std::int64_t kv_page_bytes = page * width * static_cast<std::int64_t>(sizeof(float));
 
   SafetensorsMetadata metadata = file.metadata();
-  metadata.erase("format");
-  metadata.erase("page");
+  for (const char* key : {"format", "page", "kv_scale"}) metadata.erase(key);
   SafetensorsWriter writer;
   writer.set_metadata(std::move(metadata));
   writer.declare("kv", Dtype::kF32, {num_pages, page, width});
@@ -203,6 +232,7 @@ void run_dequantize(const Options& options) {
     source.load(pages_of(cache.bytes, first, count, page_bytes));
     chiasma_dequantize_args args{};
     args.format = cache.format;
+    args.kv_scale = kv_scale;
     args.kv_cache = whole;
     args.kv_cache.data = source.data();
     args.kv_cache.shape[0] = count;
@@ -224,18 +254,22 @@ CLI::App* add_command(CLI::App& app, const char* name, const char* description, 
 
 constexpr const char* kQuantizeHelp = R"(Quantises a KV cache.
 
-Reads the tensor kv, BF16 [num_pages, page, 576] (512 for v4), RoPE part last, and writes kv_cache:
-  v32  U8 [num_pages, page, 656]: 512 e4m3 codes, 4 float32 scales, 64 bf16 a token
-  v4   U8 [num_pages, bytes per page], pages padded to a multiple of 576 bytes, with
-       metadata "format": "v4" and "page": tokens per page
+Reads the tensor kv, BF16 [num_pages, page, 576] (512 for v4, v41 and the nope formats), RoPE part
+last, and writes kv_cache, U8, with metadata "format":
+  v32              [num_pages, page, 656]: 512 e4m3 codes, 4 float32 scales, 64 bf16 a token
+  v32nope          the same without the 64 columns; the 128 bytes are there and not used
+  v32nope_compact  [num_pages, page, 528]: the same without those bytes
+  v4, v41plane     [num_pages, bytes per page], scales behind a page's rows, with metadata "page"
+  v41              [num_pages, page, 528]: 512 e4m3 codes, 16 ue8m0 scales
+  fp8, fp8nope     [num_pages, page, 576 or 512]: codes alone, with metadata "kv_scale"
 Other tensors and metadata are copied, so that a file with q and indices can go straight into
 `chiasma decode`. Scales: pow2 is the power of two at or above amax/448 (newer vLLM), amax is
-amax/448 (SGLang, older vLLM; v32 only).)";
+amax/448 (SGLang, older vLLM; formats with float32 scales only).)";
 
 constexpr const char* kDequantizeHelp = R"(Turns a quantised KV cache back into numbers.
 
-Reads kv_cache as `chiasma decode` does and writes kv, F32 [num_pages, page, 576] (512 for v4).
-Other tensors and metadata are copied, but for the metadata "format" and "page".)";
+Reads kv_cache as `chiasma decode` does and writes kv, F32 [num_pages, page, 576 or 512].
+Other tensors and metadata are copied, but for the metadata "format", "page" and "kv_scale".)";
 
 }  // namespace
 
@@ -246,8 +280,9 @@ void register_quantize(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"pow2", "amax"}))
       ->capture_default_str();
   quantize->add_option("--format", options->format, "format of the cache")
-      ->check(CLI::IsMember({"v32", "v4"}))
+      ->check(CLI::IsMember(names_of_quantized_formats()))
       ->capture_default_str();
+  quantize->add_option("--kv-scale", options->kv_scale, "fp8 and fp8nope: what every code is multiplied by");
   quantize->callback([options, &exit_code] {
     run_quantize(*options);
     exit_code = kExitOk;

@@ -60,7 +60,7 @@ chiasma_tensor cpu_tensor(const SafetensorsFile& file, const SafetensorsTensor& 
 std::optional<KvFormat> format_in_metadata(const SafetensorsFile& file) {
   const std::string* text = find_metadata(file, "format");
   if (text == nullptr) return std::nullopt;
-  for (const KvFormat format : {KvFormat::v32, KvFormat::v4, KvFormat::bf16}) {
+  for (const KvFormat format : kAllFormats) {
     if (*text == format_name(format)) return format;
   }
   return std::nullopt;
@@ -73,24 +73,35 @@ KvFormat format_of_cache(const SafetensorsFile& file, const SafetensorsTensor& c
                cache.name, describe(cache));
   }
   const std::optional<KvFormat> stated = format_in_metadata(file);
-  if (stated && (*stated == KvFormat::bf16) == is_bytes) {
+  if (stated && traits_of(*stated).is_quantized() != is_bytes) {
     fail_input("{}: {} is {}, but metadata \"format\" says {}", file.path(), cache.name, describe(cache),
                format_name(*stated));
   }
-  if (!is_bytes) return KvFormat::bf16;
   if (stated) return *stated;
   const std::int64_t last = cache.shape.empty() ? 0 : cache.shape.back();
-  for (const KvFormat format : {KvFormat::v32, KvFormat::v4}) {
-    if (cache.shape.size() > 2 && last == token_extent(format)) return format;
+  std::optional<KvFormat> found;
+  std::string described;
+  for (const KvFormat format : kAllFormats) {
+    const RowTraits traits = traits_of(format);
+    described += fmt::format("{}{} {} wide", described.empty() ? "" : ", ", traits.name, token_extent(format));
+    // Formats that share a width, and those that need a scale, must be named.
+    const bool is_told_by_width = format == KvFormat::v32 || format == KvFormat::v4 || !traits.is_quantized();
+    if (cache.shape.size() > 2 && is_told_by_width && traits.is_quantized() == is_bytes &&
+        last == token_extent(format)) {
+      found = format;
+    }
   }
+  if (found) return *found;
   fail_input(
-      "{}: {} is {}; must be [num_pages, page, 656] (v32) or [num_pages, page, 584] (v4), or with metadata "
-      "\"format\" = \"v4\" [num_pages, bytes per page]",
-      file.path(), cache.name, describe(cache));
+      "{}: {} is {}; must be [num_pages, page, width] or, where a format has a scale plane, [num_pages, bytes per "
+      "page], "
+      "and metadata \"format\" must name what is not told by the width. Formats: {}",
+      file.path(), cache.name, describe(cache), described);
 }
 
-// [num_pages, bytes per page] as [num_pages, page, 584] with that page stride.
-chiasma_tensor unfold_pages(const SafetensorsFile& file, const SafetensorsTensor& cache, const std::string& page_key) {
+// [num_pages, bytes per page] as [num_pages, page, width] with that page stride.
+chiasma_tensor unfold_pages(const SafetensorsFile& file, const SafetensorsTensor& cache, KvFormat format,
+                            const std::string& page_key) {
   const std::string* text = find_metadata(file, page_key);
   if (text == nullptr) {
     fail_input("{}: {} is {}; metadata \"{}\" must say how many tokens a page has", file.path(), cache.name,
@@ -102,11 +113,11 @@ chiasma_tensor unfold_pages(const SafetensorsFile& file, const SafetensorsTensor
                printable(*text));
   }
   const std::int64_t page_bytes = cache.shape[1];
-  if (page_bytes < min_page_bytes(KvFormat::v4, *page)) {
+  if (page_bytes < min_page_bytes(format, *page)) {
     fail_input("{}: {} is {}; pages of {} tokens need at least {} bytes", file.path(), cache.name, describe(cache),
-               *page, min_page_bytes(KvFormat::v4, *page));
+               *page, min_page_bytes(format, *page));
   }
-  const std::array<std::int64_t, 3> shape{cache.shape[0], *page, v4::kTokenBytes};
+  const std::array<std::int64_t, 3> shape{cache.shape[0], *page, token_extent(format)};
   chiasma_tensor tensor = chiasma_contiguous(const_cast<std::byte*>(cache.data.data()), CHIASMA_UINT8, kCpu,
                                              static_cast<std::int32_t>(shape.size()), shape.data());
   tensor.stride[0] = page_bytes;
@@ -130,13 +141,25 @@ double choose_sm_scale(const SafetensorsFile& file, std::optional<double> given,
 
 }  // namespace
 
+double read_kv_scale(const SafetensorsFile& file, chiasma_kv_format format) {
+  const std::string* text = find_metadata(file, "kv_scale");
+  if (traits_of(static_cast<KvFormat>(format)).scale_type != ScaleType::cache) return 0;
+  if (text == nullptr) {
+    fail_input("{}: metadata \"kv_scale\" must say what the codes of an {} cache are multiplied by", file.path(),
+               chiasma_kv_format_name(format));
+  }
+  const std::optional<double> value = parse_number<double>(*text);
+  if (!value) fail_input("{}: metadata \"kv_scale\" is \"{}\"; must be a number", file.path(), printable(*text));
+  return *value;
+}
+
 CacheTensor read_cache(const SafetensorsFile& file, const std::string& name, const std::string& page_key) {
   const SafetensorsTensor& cache = require(file, name);
   const KvFormat format = format_of_cache(file, cache);
   const chiasma_tensor tensor =
-      format == KvFormat::v4 && cache.shape.size() == 2
-          ? unfold_pages(file, cache, page_key)
-          : cpu_tensor(file, cache, format == KvFormat::bf16 ? CHIASMA_BFLOAT16 : CHIASMA_UINT8);
+      traits_of(format).is_quantized() && cache.shape.size() == 2
+          ? unfold_pages(file, cache, format, page_key)
+          : cpu_tensor(file, cache, traits_of(format).is_quantized() ? CHIASMA_UINT8 : CHIASMA_BFLOAT16);
   return {static_cast<chiasma_kv_format>(format), tensor, cache.data};
 }
 
@@ -144,6 +167,7 @@ DecodeInput::DecodeInput(const SafetensorsFile& file, std::optional<double> sm_s
   const CacheTensor cache = read_cache(file, kCacheName, "page");
   args_.format = cache.format;
   args_.sm_scale = choose_sm_scale(file, sm_scale, cache.format);
+  args_.kv_scale = read_kv_scale(file, cache.format);
   require(file, "q");
   require(file, "indices");
   add(&chiasma_decode_args::kv_cache, cache.tensor, cache.bytes);

@@ -20,10 +20,13 @@ struct CacheTensor {
   std::span<const std::byte> bytes;  // of the file, at any address
 };
 
-// What the format of `name` is and how its pages lie. metadata "format" (v32, v4 or bf16) decides; without it the dtype
-// and the last extent do. A v4 pool may be 2-D, [num_pages, bytes per page], with the page size in metadata `page_key`;
-// this is how pages with padding between them are written. Throws CommandError.
+// What the format of `name` is and how its pages lie. metadata "format" decides; without it the dtype and the last
+// extent do, where they tell one format. A quantised pool may be 2-D, [num_pages, bytes per page], with the page size
+// in metadata `page_key`; this is how pages with padding between them are written. Throws CommandError.
 CacheTensor read_cache(const SafetensorsFile& file, const std::string& name, const std::string& page_key);
+
+// metadata "kv_scale" of formats with one scale for the whole cache, else 0. Throws CommandError where it is missing.
+double read_kv_scale(const SafetensorsFile& file, chiasma_kv_format format);
 
 class DecodeInput {
  public:

@@ -122,6 +122,14 @@ Choices<LengthMode> length_choices() {
           {"rows", LengthMode::kRows}};
 }
 
+Choices<chiasma_kv_format> format_choices() {
+  Choices<chiasma_kv_format> choices;
+  for (const KvFormat format : kAllFormats) {
+    choices.emplace_back(format_name(format), static_cast<chiasma_kv_format>(format));
+  }
+  return choices;
+}
+
 // In the order in which to_line() writes them.
 const std::vector<Key>& keys() {
   static const std::vector<Key> all = {
@@ -131,8 +139,7 @@ const std::vector<Key>& keys() {
       integer_key("pool", &Case::pool, 0, kMaxInt32),
       integer_key("topk", &Case::topk, 0, kMaxTopk),
       integer_key("page", &Case::page, 1, kMaxPage),
-      choice_key<chiasma_kv_format>("fmt", &Case::fmt,
-                                    {{"v32", CHIASMA_KV_V32}, {"v4", CHIASMA_KV_V4}, {"bf16", CHIASMA_KV_BF16}}),
+      choice_key<chiasma_kv_format>("fmt", &Case::fmt, format_choices()),
       choice_key<IndexPattern>("idx", &Case::idx,
                                {{"random", IndexPattern::kRandom},
                                 {"sorted", IndexPattern::kSorted},
@@ -228,22 +235,33 @@ bool slots_fit(std::int64_t b, std::int64_t pool, std::int64_t page) {
 
 }  // namespace
 
+double Case::kv_scale() const {
+  // No power of two, and some five deviations of the values fit.
+  constexpr double kScale = 0.0117f;
+  return traits_of(static_cast<KvFormat>(fmt)).scale_type == ScaleType::cache ? kScale : 0.0;
+}
+
 double Case::multiply_adds() const {
-  const double width = (fmt == CHIASMA_KV_V4 ? v4::kKeyDim : v32::kKeyDim) + kValueDim;
+  const double width = key_dim(static_cast<KvFormat>(fmt)) + kValueDim;
   return static_cast<double>(b) * static_cast<double>(sq * h) * static_cast<double>(topk + xtopk) * width;
 }
 
 bool validate_case(const Case& spec, std::string* error) {
-  if (spec.fmt == CHIASMA_KV_V4 && spec.scale == CHIASMA_SCALE_AMAX) {
-    *error = "scale is 'amax', but fmt=v4 stores powers of two only: use scale=pow2";
+  const RowTraits traits = traits_of(static_cast<KvFormat>(spec.fmt));
+  if (traits.scale_type == ScaleType::ue8m0 && spec.scale == CHIASMA_SCALE_AMAX) {
+    *error = fmt::format("scale is 'amax', but fmt={} stores powers of two only: use scale=pow2", traits.name);
     return false;
   }
-  if (spec.has_extra() && spec.fmt != CHIASMA_KV_V4) {
-    *error = fmt::format("xpool is {}, but only fmt=v4 has a second cache: use xpool=0", spec.xpool);
+  if (spec.has_extra() && !traits.has_second_cache) {
+    *error = fmt::format("xpool is {}, but fmt={} has no second cache: use xpool=0", spec.xpool, traits.name);
+    return false;
+  }
+  if (spec.q_pair && !traits.has_rope) {
+    *error = fmt::format("q is 'pair', but queries of fmt={} have no rotary columns: use q=whole", traits.name);
     return false;
   }
   if (!spec.has_extra() && (spec.xtopk != 0 || spec.xlen != LengthMode::kNone)) {
-    *error = "xtopk or xlen is given without a second cache: add xpool=TOKENS and fmt=v4";
+    *error = "xtopk or xlen is given without a second cache: add xpool=TOKENS, with fmt=v4, v41 or v41plane";
     return false;
   }
   if (!slots_fit(spec.b, spec.pool, spec.page) || !slots_fit(spec.b, spec.xpool, spec.xpage)) {

@@ -54,6 +54,8 @@ struct Case {
   bool invariant = false;
 
   bool has_extra() const { return xpool > 0; }
+  // The scale of formats with one for the whole cache; 0 elsewhere.
+  double kv_scale() const;
   double sm_scale() const { return smscale ? *smscale : chiasma_default_sm_scale(fmt); }
   std::int64_t num_rows() const { return b * sq; }
   // Multiply-adds of the matrix products if every entry counts.

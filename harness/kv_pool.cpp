@@ -74,10 +74,6 @@ bool make_rows(const Case& spec, std::uint64_t key, std::int64_t num_rows, RowTa
   table->num_rows = num_rows;
   table->stride = chiasma_kv_page_bytes(spec.fmt, 1);
   table->bytes.resize(static_cast<std::size_t>(num_rows * table->stride));
-  if (spec.fmt == CHIASMA_KV_BF16) {
-    std::memcpy(table->bytes.data(), values.data(), table->bytes.size());
-    return true;
-  }
   const chiasma_device cpu = {CHIASMA_CPU, 0};
   const std::int64_t kv_shape[] = {num_rows, key_dim(format)};
   const std::int64_t cache_shape[] = {num_rows, 1, token_extent(format)};
@@ -85,8 +81,11 @@ bool make_rows(const Case& spec, std::uint64_t key, std::int64_t num_rows, RowTa
   args.format = spec.fmt;
   args.scale = spec.scale;
   args.kv = chiasma_contiguous(values.data(), CHIASMA_BFLOAT16, cpu, 2, kv_shape);
-  args.kv_cache = chiasma_contiguous(table->bytes.data(), CHIASMA_UINT8, cpu, 3, cache_shape);
-  args.kv_cache.stride[0] = table->stride;
+  args.kv_scale = spec.kv_scale();
+  const bool is_bytes = traits_of(format).is_quantized();
+  args.kv_cache =
+      chiasma_contiguous(table->bytes.data(), is_bytes ? CHIASMA_UINT8 : CHIASMA_BFLOAT16, cpu, 3, cache_shape);
+  args.kv_cache.stride[0] = is_bytes ? table->stride : table->stride / 2;
   if (chiasma_quantize(&args, nullptr) != CHIASMA_OK) {
     *error = chiasma_last_error();
     return false;
@@ -95,11 +94,10 @@ bool make_rows(const Case& spec, std::uint64_t key, std::int64_t num_rows, RowTa
 }
 
 void copy_row(KvFormat format, const std::byte* row, std::byte* page, int page_size, int offset) {
-  const std::int64_t row_bytes = row_stride_bytes(format);
-  std::memcpy(page + offset * row_bytes, row, static_cast<std::size_t>(row_bytes));
-  if (format == KvFormat::v4) {
-    std::memcpy(page + v4::scales_offset(page_size, offset), row + v4::scales_offset(1, 0), v4::kScaleGroupBytes);
-  }
+  const RowTraits traits = traits_of(format);
+  std::memcpy(page + std::int64_t{offset} * traits.row_bytes, row, static_cast<std::size_t>(traits.row_bytes));
+  std::memcpy(page + plane_offset(format, page_size, offset), row + plane_offset(format, 1, 0),
+              static_cast<std::size_t>(traits.plane_group_bytes));
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 
+#include "format/kv_format.h"
 #include "harness/random.h"
 
 namespace chiasma::harness {
@@ -67,8 +69,11 @@ Case random_case(std::uint64_t key, double max_multiply_adds) {
   spec.topk = draw.size(2200);
   spec.pool = draw.one_in(30) ? 0 : draw.from(1, draw.one_in(2) ? 40 : 3000);
   spec.page = draw.of(kPages);
-  spec.fmt = draw.of(std::array{CHIASMA_KV_V32, CHIASMA_KV_V32, CHIASMA_KV_V4, CHIASMA_KV_BF16});
-  if (spec.fmt == CHIASMA_KV_V32 && !draw.one_in(4)) spec.scale = CHIASMA_SCALE_AMAX;
+  spec.fmt = draw.one_in(3) ? CHIASMA_KV_V32
+                            : static_cast<chiasma_kv_format>(
+                                  kAllFormats[draw.up_to(static_cast<std::int64_t>(std::size(kAllFormats)) - 1)]);
+  const RowTraits traits = traits_of(static_cast<KvFormat>(spec.fmt));
+  if (traits.scale_type == ScaleType::float32 && !draw.one_in(4)) spec.scale = CHIASMA_SCALE_AMAX;
   spec.idx = draw.of(std::array{IndexPattern::kRandom, IndexPattern::kRandom, IndexPattern::kSorted,
                                 IndexPattern::kWindow, IndexPattern::kSame});
   spec.valid = draw.of(std::array{1.0, 1.0, 0.9, 0.5, 0.1, 0.01, 0.0});
@@ -86,8 +91,8 @@ Case random_case(std::uint64_t key, double max_multiply_adds) {
   if (spec.dist == Distribution::kExtreme && !draw.one_in(4)) spec.smscale = draw.of(std::array{1e-30, -1e-31, 0.0});
   if (draw.one_in(3)) spec.splits = draw.from(1, draw.one_in(4) ? 300 : 9);
   spec.invariant = draw.one_in(4);
-  spec.q_pair = draw.one_in(3);
-  if (spec.fmt == CHIASMA_KV_V4 && !draw.one_in(3)) {
+  spec.q_pair = draw.one_in(3) && traits.has_rope;
+  if (traits.has_second_cache && !draw.one_in(3)) {
     spec.xpool = draw.from(1, 800);
     spec.xtopk = draw.size(600);
     spec.xpage = draw.of(kPages);

@@ -20,35 +20,27 @@ T load(const std::byte* from) {
   return value;
 }
 
-struct Row {
-  const std::byte* codes;
-  const std::byte* scales;
-  const std::byte* rope;
-};
-
-Row find_row(KvFormat format, const chiasma_tensor& cache, std::int64_t slot) {
+void load_key(const chiasma_decode_args& args, const chiasma_tensor& cache, std::int64_t slot, float* key) {
+  const auto format = static_cast<KvFormat>(args.format);
+  const RowTraits traits = traits_of(format);
   const std::int64_t page = cache.shape[1];
   const std::int64_t element_bytes = cache.dtype == CHIASMA_BFLOAT16 ? 2 : 1;
   const std::byte* page_begin =
       static_cast<const std::byte*>(cache.data) + slot / page * cache.stride[0] * element_bytes;
-  const std::byte* row = page_begin + slot % page * row_stride_bytes(format);
-  if (format == KvFormat::v32) return {row, row + v32::kScalesOffset, row + v32::kRopeOffset};
-  if (format == KvFormat::v4) {
-    return {row, page_begin + v4::scales_offset(static_cast<int>(page), static_cast<int>(slot % page)),
-            row + v4::kRopeOffset};
+  const std::byte* row = page_begin + slot % page * traits.row_bytes;
+  const std::byte* scales =
+      (traits.has_scale_plane() ? page_begin + plane_offset(format, page, slot % page) : row) + traits.scales_offset;
+  for (int c = 0; c < traits.code_columns; ++c) {
+    const int tile = c / traits.scale_columns;
+    const float scale = traits.scale_type == ScaleType::cache ? static_cast<float>(args.kv_scale)
+                        : traits.scale_type == ScaleType::float32
+                            ? load<float>(scales + tile * static_cast<int>(sizeof(float)))
+                            : ue8m0_to_float(load<std::uint8_t>(scales + tile));
+    key[c] = e4m3_to_float(load<std::uint8_t>(row + c)) * scale;
   }
-  return {row, nullptr, row};
-}
-
-void load_key(KvFormat format, const chiasma_tensor& cache, std::int64_t slot, float* key) {
-  const Row row = find_row(format, cache, slot);
-  const int nope_dim = format == KvFormat::v32 ? v32::kNopeDim : format == KvFormat::v4 ? v4::kNopeDim : 0;
-  for (int c = 0; c < nope_dim; ++c) {
-    const float scale = format == KvFormat::v32 ? load<float>(row.scales + c / v32::kTileDim * v32::kScaleBytes)
-                                                : ue8m0_to_float(load<std::uint8_t>(row.scales + c / v4::kTileDim));
-    key[c] = e4m3_to_float(load<std::uint8_t>(row.codes + c)) * scale;
+  for (int c = 0; c < traits.bf16_columns; ++c) {
+    key[traits.code_columns + c] = to_float(load<bf16_t>(row + traits.bf16_offset + 2 * c));
   }
-  for (int c = nope_dim; c < key_dim(format); ++c) key[c] = to_float(load<bf16_t>(row.rope + 2 * (c - nope_dim)));
 }
 
 // One head's query, RoPE last, from one tensor or two.
@@ -92,8 +84,7 @@ double deviation_of_head(const std::vector<float>& q, const std::vector<float>& 
 }  // namespace
 
 ScoreSpread::ScoreSpread(const chiasma_decode_args& args, std::int64_t row) {
-  const auto format = static_cast<KvFormat>(args.format);
-  const int dim = key_dim(format);
+  const int dim = key_dim(static_cast<KvFormat>(args.format));
   std::vector<float> keys;
   for (const bool extra : {false, true}) {
     const std::vector<std::int64_t> slots = selected_slots(args, row, extra);
@@ -102,7 +93,7 @@ ScoreSpread::ScoreSpread(const chiasma_decode_args& args, std::int64_t row) {
     const std::int64_t num_sampled = std::min(count, kMaxSampledKeys);
     for (std::int64_t n = 0; n < num_sampled; ++n) {
       keys.resize(keys.size() + static_cast<std::size_t>(dim));
-      load_key(format, extra ? args.extra_kv_cache : args.kv_cache,
+      load_key(args, extra ? args.extra_kv_cache : args.kv_cache,
                slots[static_cast<std::size_t>(n * count / num_sampled)], keys.data() + keys.size() - dim);
     }
   }

@@ -152,6 +152,7 @@ class WorkloadBuilder {
   bool build(std::string* error) {
     args_.format = spec_.fmt;
     args_.sm_scale = spec_.sm_scale();
+    args_.kv_scale = spec_.kv_scale();
     const std::int64_t dim = key_dim(static_cast<KvFormat>(spec_.fmt)) - (spec_.q_pair ? kRopeDim : 0);
     bool ok =
         place({"q", &chiasma_decode_args::q, CHIASMA_BFLOAT16, {spec_.b, spec_.sq, spec_.h, dim}}, error) &&
@@ -254,7 +255,7 @@ class WorkloadBuilder {
 
   // Packed caches have three dimensions, the others also show the head dimension of 1.
   bool place_cache(const SelectionMembers& members, const PoolLayout& layout, KvFormat format, std::string* error) {
-    const chiasma_dtype dtype = format == KvFormat::bf16 ? CHIASMA_BFLOAT16 : CHIASMA_UINT8;
+    const chiasma_dtype dtype = traits_of(format).is_quantized() ? CHIASMA_UINT8 : CHIASMA_BFLOAT16;
     const std::int64_t extent = token_extent(format);
     chiasma_tensor tensor = {};
     tensor.dtype = dtype;

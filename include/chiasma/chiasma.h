@@ -100,9 +100,16 @@ CHIASMA_API chiasma_tensor chiasma_contiguous(void* data, chiasma_dtype dtype, c
 
 /* docs/kv_format.md has the layouts. */
 typedef enum chiasma_kv_format CHIASMA_ENUM_BASE {
-  CHIASMA_KV_V32 = 1, /* 656 bytes a token: 512 e4m3, 4 float32 scales, 64 bf16 (DeepSeek V3.2, GLM-5) */
-  CHIASMA_KV_V4 = 2,  /* 584 bytes a token: 448 e4m3, 64 bf16, 7 ue8m0 scales kept at the page's end (DeepSeek V4.0) */
-  CHIASMA_KV_BF16 = 3 /* 576 bf16 a token */
+  CHIASMA_KV_V32 = 1,       /* 656 bytes a token: 512 e4m3, 4 float32 scales, 64 bf16 (DeepSeek V3.2, GLM-5) */
+  CHIASMA_KV_V4 = 2,        /* 584 bytes: 448 e4m3, 64 bf16, 7 ue8m0 scales kept at the page's end (DeepSeek V4.0) */
+  CHIASMA_KV_BF16 = 3,      /* 576 bf16 */
+  CHIASMA_KV_V41 = 4,       /* 528 bytes: 512 e4m3, 16 ue8m0 scales (DeepSeek V4.1) */
+  CHIASMA_KV_V41_PLANE = 5, /* 528 bytes: 512 e4m3, 16 ue8m0 scales kept at the page's end (the same, older) */
+  CHIASMA_KV_V32_NOPE = 6,  /* 656 bytes: as V32, the last 128 never read; d_qk 512 (GLM-5.3-Flash) */
+  CHIASMA_KV_V32_NOPE_COMPACT = 7, /* 528 bytes: the same without those */
+  CHIASMA_KV_FP8 = 8,              /* 576 e4m3, one float32 scale for the whole cache: kv_scale */
+  CHIASMA_KV_FP8_NOPE = 9,         /* 512 e4m3, likewise; d_qk 512 */
+  CHIASMA_KV_BF16_NOPE = 10        /* 512 bf16; d_qk 512 */
 } chiasma_kv_format;
 
 typedef enum chiasma_scale_mode CHIASMA_ENUM_BASE {
@@ -112,6 +119,14 @@ typedef enum chiasma_scale_mode CHIASMA_ENUM_BASE {
 
 /* Smallest page stride in bytes that the writers of a format use for pages of `page` tokens; 0 for bad arguments. */
 CHIASMA_API int64_t chiasma_kv_page_bytes(chiasma_kv_format format, int64_t page);
+
+/* Width of a query and key of a format: 576 or 512; 0 for an unknown format. */
+CHIASMA_API int32_t chiasma_kv_dim(chiasma_kv_format format);
+/* Last extent of a cache tensor: bytes of a token, or numbers of a token for bf16 formats. 0 for an unknown format.
+ * Three formats have 528, so that a width alone does not tell a format. */
+CHIASMA_API int64_t chiasma_kv_width(chiasma_kv_format format);
+/* "v32", "v4", ...; "unknown". Never NULL. The formats are numbered from 1 on without gaps. */
+CHIASMA_API const char* chiasma_kv_format_name(chiasma_kv_format format);
 
 /* d_qk^-1/2, the softmax scale used when a model states none. 0 for an unknown format. */
 CHIASMA_API double chiasma_default_sm_scale(chiasma_kv_format format);
@@ -129,21 +144,24 @@ CHIASMA_API double chiasma_default_sm_scale(chiasma_kv_format format);
 typedef struct chiasma_decode_args {
   chiasma_kv_format format;
   double sm_scale; /* any finite number; chiasma_default_sm_scale() is the models' default */
+  double kv_scale; /* FP8 and FP8_NOPE: what every code of the cache is multiplied by, > 0; 0 stands for 1. Other
+                      formats: 0 or 1 */
 
   chiasma_tensor q;        /* bf16 [b, s_q, h_q, d_qk]; h_q 1..128; last dimension contiguous. With q_rope:
                               [b, s_q, h_q, d_qk - 64], the columns in front of the rotary ones */
   chiasma_tensor q_rope;   /* optional bf16 [b, s_q, h_q, 64], with strides of its own: the query's last 64 columns,
                               for callers that never join the two; last dimension contiguous */
-  chiasma_tensor kv_cache; /* uint8 [num_pages, page, 656] (v32) or [num_pages, page, 584] (v4), bf16 [num_pages, page,
-                              576] (bf16); or with a head dimension of 1 before the last. Any page >= 1. stride(0) is
-                              any multiple of 16 bytes that holds a page; rows inside a page are packed. */
+  chiasma_tensor kv_cache; /* uint8 [num_pages, page, width], bf16 for the bf16 formats; or with a head dimension of 1
+                              before the last. chiasma_kv_width() gives the width. Any page >= 1. stride(0) is any
+                              multiple of 16 bytes that holds a page; rows inside a page are packed. */
   chiasma_tensor
       indices; /* int32 [b, s_q, topk]; topk >= 0; last dimension contiguous. Slots: page_index * page + offset */
   chiasma_tensor topk_length; /* optional int32 [b], or [b, s_q] with a length for each query token: how many leftmost
                                  entries of the row count, clamped to [0, topk]; what lies behind is not read */
   chiasma_tensor attn_sink;   /* optional float32 [h_q] */
 
-  /* Optional second cache, v4 only; same rules, its own page size. Attended together with the first. */
+  /* Optional second cache, V4, V41 and V41_PLANE only; same rules, its own page size. Attended together with the first.
+   */
   chiasma_tensor extra_kv_cache;
   chiasma_tensor extra_indices;     /* int32 [b, s_q, extra_topk] */
   chiasma_tensor extra_topk_length; /* optional int32 [b] or [b, s_q] */
@@ -215,15 +233,16 @@ CHIASMA_API chiasma_status chiasma_merge(const chiasma_merge_args* args, void* s
 /* ---- Cache operations ---------------------------------------------------------------------------------------
 
  * Each runs where its tensors are, with the same bits on every device. `stream` as in chiasma_decode_run(): work on a
- * CUDA device is queued and not waited for, and needs compute capability 8.9 or later for chiasma_quantize(), any for
- * the others. Nothing is written on failure. */
+ * CUDA device is queued and not waited for, and needs compute capability 9.0. Nothing is written on failure. */
 
 /* Quantises rows and stores them in a paged cache. Rounds to nearest even and saturates at 448. A tile of zeros, of
  * either sign, gets codes 0 and a finite positive scale. A NaN or infinity becomes the NaN code 0x7F and stays within
- * its tile, whose scale is chosen from the finite values. RoPE values are copied bit for bit. */
+ * its tile, whose scale is chosen from the finite values. Numbers that a format keeps as bf16 are copied bit for bit.
+ */
 typedef struct chiasma_quantize_args {
-  chiasma_kv_format format;    /* V32 or V4 */
-  chiasma_scale_mode scale;    /* V4 has only POW2 */
+  chiasma_kv_format format;    /* any; into the bf16 formats rows are copied */
+  chiasma_scale_mode scale;    /* formats with ue8m0 scales have only POW2; ignored where tiles have no scales */
+  double kv_scale;             /* as in chiasma_decode_args: FP8 codes are e4m3(value / kv_scale) */
   chiasma_tensor kv;           /* bf16 [tokens, d_qk], RoPE last; last dimension contiguous. With rope: [tokens, d_qk -
                                   64], the columns in front of the rotary ones */
   chiasma_tensor rope;         /* optional bf16 [tokens, 64], with strides of its own; last dimension contiguous */
@@ -239,7 +258,8 @@ CHIASMA_API chiasma_status chiasma_quantize(const chiasma_quantize_args* args, v
 
 /* The other way: every slot of a cache as float32 or bf16 rows (bf16 rounds to nearest even). */
 typedef struct chiasma_dequantize_args {
-  chiasma_kv_format format; /* V32 or V4 */
+  chiasma_kv_format format; /* any; the numbers of bf16 formats are copied, or widened */
+  double kv_scale;          /* as in chiasma_decode_args */
   chiasma_tensor kv_cache;  /* as in chiasma_decode_args */
   chiasma_tensor kv;        /* float32 or bf16 [num_pages, page, d_qk], RoPE last; last dimension contiguous */
 } chiasma_dequantize_args;
@@ -252,10 +272,10 @@ CHIASMA_API chiasma_status chiasma_dequantize(const chiasma_dequantize_args* arg
  *                block_table[i, t / page], at t % page. seq_lens is clamped to [0, max_pages * page]. Rows outside kv
  *                are not written, rows of kv that no token goes to are left as they are, and where two requests meet in
  *                one row its content is undefined.
- * A slot or page outside the cache, -1 included, gives a row of zeros. Values as in chiasma_dequantize(); a bf16 cache
- * is copied, or widened. */
+ * A slot or page outside the cache, -1 included, gives a row of zeros. Values as in chiasma_dequantize(). */
 typedef struct chiasma_gather_args {
-  chiasma_kv_format format;   /* V32, V4 or BF16 */
+  chiasma_kv_format format;   /* any */
+  double kv_scale;            /* as in chiasma_decode_args */
   chiasma_tensor kv_cache;    /* as in chiasma_decode_args */
   chiasma_tensor slots;       /* int32 or int64 [rows]; absent with block_table */
   chiasma_tensor block_table; /* int32 [b, max_pages]; last dimension contiguous; absent with slots */

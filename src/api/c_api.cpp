@@ -15,6 +15,7 @@
 #include "chiasma/chiasma.h"
 #include "cpu/cache_ops.h"
 #include "cpu/oracle.h"
+#include "cuda/cache/launch.h"
 
 namespace chiasma {
 namespace {
@@ -45,11 +46,35 @@ chiasma_status guarded(Function&& function) noexcept {
   }
 }
 
-// Cache operations and merge exist on the CPU only so far.
-Status require_cpu(const char* operation, const chiasma_tensor& tensor) {
-  if (tensor.device.kind == CHIASMA_CPU) return {};
-  return unsupported(operation, " takes cpu tensors only; these are on ", device_text(tensor.device));
+// Runs a cache operation where its tensors are.
+template <typename Problem>
+Status run_where(const chiasma_tensor& tensor, const Problem& problem, void* stream, void (*on_cpu)(const Problem&),
+                 [[maybe_unused]] Status (*on_cuda)(const Problem&, const gpu::Place&)) {
+  if (tensor.device.kind == CHIASMA_CPU) {
+    if (tensor.device.index != 0) return {CHIASMA_DEVICE_UNAVAILABLE, concat("no device cpu:", tensor.device.index)};
+    on_cpu(problem);
+    return {};
+  }
+  chiasma_device_info info{};
+  CHIASMA_RETURN_IF_ERROR(query_device(tensor.device, &info));
+#ifdef CHIASMA_HAS_CUDA
+  constexpr int kHopper = 90;
+  if (info.cuda_capability != kHopper) {
+    return unsupported("this build's kernels need compute capability 9.0; ", device_text(tensor.device), " has ",
+                       info.cuda_capability / 10, ".", info.cuda_capability % 10);
+  }
+  return on_cuda(problem, {tensor.device.index, stream});
+#else
+  static_cast<void>(stream);
+  return {CHIASMA_INTERNAL_ERROR, "a CUDA device in a build without CUDA"};
+#endif
 }
+
+#ifdef CHIASMA_HAS_CUDA
+#define CHIASMA_ON_CUDA(operation) &chiasma::gpu::operation
+#else
+#define CHIASMA_ON_CUDA(operation) nullptr
+#endif
 
 }  // namespace
 }  // namespace chiasma
@@ -98,10 +123,19 @@ chiasma_tensor chiasma_contiguous(void* data, chiasma_dtype dtype, chiasma_devic
 
 int64_t chiasma_kv_page_bytes(chiasma_kv_format format, int64_t page) {
   if (!chiasma::is_known_format(format) || page < 1 || page > INT32_MAX) return 0;
-  const auto kv_format = static_cast<chiasma::KvFormat>(format);
-  const int tokens = static_cast<int>(page);
-  return kv_format == chiasma::KvFormat::v4 ? chiasma::v4::padded_page_bytes(tokens)
-                                            : chiasma::min_page_bytes(kv_format, tokens);
+  return chiasma::padded_page_bytes(static_cast<chiasma::KvFormat>(format), static_cast<int>(page));
+}
+
+int32_t chiasma_kv_dim(chiasma_kv_format format) {
+  return chiasma::is_known_format(format) ? chiasma::key_dim(static_cast<chiasma::KvFormat>(format)) : 0;
+}
+
+int64_t chiasma_kv_width(chiasma_kv_format format) {
+  return chiasma::is_known_format(format) ? chiasma::token_extent(static_cast<chiasma::KvFormat>(format)) : 0;
+}
+
+const char* chiasma_kv_format_name(chiasma_kv_format format) {
+  return chiasma::format_name(static_cast<chiasma::KvFormat>(format));
 }
 
 double chiasma_default_sm_scale(chiasma_kv_format format) {
@@ -166,33 +200,45 @@ chiasma_status chiasma_decode_oracle(const chiasma_decode_args* args, const int6
   });
 }
 
-chiasma_status chiasma_merge(const chiasma_merge_args* args, void* /*stream*/) {
+chiasma_status chiasma_merge(const chiasma_merge_args* args, void* stream) {
   return guarded([&]() -> Status {
     chiasma::MergeProblem problem;
     CHIASMA_RETURN_IF_ERROR(chiasma::validate_merge(args, &problem));
-    CHIASMA_RETURN_IF_ERROR(chiasma::require_cpu("merge", args->part_out));
-    chiasma::cpu::merge(problem);
-    return {};
+    return chiasma::run_where(args->part_out, problem, stream, chiasma::cpu::merge, CHIASMA_ON_CUDA(merge));
   });
 }
 
-chiasma_status chiasma_quantize(const chiasma_quantize_args* args, void* /*stream*/) {
+chiasma_status chiasma_quantize(const chiasma_quantize_args* args, void* stream) {
   return guarded([&]() -> Status {
     chiasma::QuantizeProblem problem;
     CHIASMA_RETURN_IF_ERROR(chiasma::validate_quantize(args, &problem));
-    CHIASMA_RETURN_IF_ERROR(chiasma::require_cpu("quantize", args->kv));
-    chiasma::cpu::quantize(problem);
-    return {};
+    return chiasma::run_where(args->kv, problem, stream, chiasma::cpu::quantize, CHIASMA_ON_CUDA(quantize));
   });
 }
 
-chiasma_status chiasma_dequantize(const chiasma_dequantize_args* args, void* /*stream*/) {
+chiasma_status chiasma_dequantize(const chiasma_dequantize_args* args, void* stream) {
   return guarded([&]() -> Status {
     chiasma::DequantizeProblem problem;
     CHIASMA_RETURN_IF_ERROR(chiasma::validate_dequantize(args, &problem));
-    CHIASMA_RETURN_IF_ERROR(chiasma::require_cpu("dequantize", args->kv));
-    chiasma::cpu::dequantize(problem);
-    return {};
+    return chiasma::run_where(args->kv, problem, stream, chiasma::cpu::dequantize, CHIASMA_ON_CUDA(dequantize));
+  });
+}
+
+chiasma_status chiasma_gather_dequantize(const chiasma_gather_args* args, void* stream) {
+  return guarded([&]() -> Status {
+    chiasma::GatherProblem problem;
+    CHIASMA_RETURN_IF_ERROR(chiasma::validate_gather(args, &problem));
+    return chiasma::run_where(args->kv, problem, stream, chiasma::cpu::gather_dequantize,
+                              CHIASMA_ON_CUDA(gather_dequantize));
+  });
+}
+
+chiasma_status chiasma_translate_indices(const chiasma_translate_args* args, void* stream) {
+  return guarded([&]() -> Status {
+    chiasma::TranslateProblem problem;
+    CHIASMA_RETURN_IF_ERROR(chiasma::validate_translate(args, &problem));
+    return chiasma::run_where(args->indices, problem, stream, chiasma::cpu::translate_indices,
+                              CHIASMA_ON_CUDA(translate_indices));
   });
 }
 

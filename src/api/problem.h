@@ -16,6 +16,7 @@ struct KvPool {
   std::int64_t page_stride_bytes;  // multiple of 16
   std::int64_t num_pages;
   std::int64_t page_size;  // tokens; num_pages * page_size does not overflow
+  float scale = 1.0f;      // of formats with one for the whole cache; elsewhere 1
 
   CHIASMA_HOST_DEVICE constexpr std::int64_t num_slots() const { return num_pages * page_size; }
 };
@@ -74,22 +75,22 @@ struct MergeProblem {
 };
 
 struct QuantizeProblem {
-  KvFormat format;  // v32 or v4
+  KvFormat format;
   ScaleMode scale;
   std::int64_t tokens;
   const bf16_t* kv;  // [tokens, key_dim(format) - kRopeDim]
   std::int64_t kv_stride;
-  const bf16_t* rope;  // [tokens, kRopeDim]
+  const bf16_t* rope;  // [tokens, kRopeDim], the last columns
   std::int64_t rope_stride;
   const std::int64_t* slot_mapping;  // [tokens], or null: row i goes to slot i
   std::int64_t slot_mapping_stride;
-  std::byte* cache;  // as KvPool
-  std::int64_t page_stride_bytes, num_pages, page_size;
+  std::byte* cache;  // the same memory as pool.data, to write to
+  KvPool pool;
   std::int64_t* nonfinite_count;  // null: not wanted
 };
 
 struct DequantizeProblem {
-  KvFormat format;  // v32 or v4
+  KvFormat format;
   KvPool cache;
   void* kv;  // [num_pages, page_size, key_dim(format)]
   bool kv_is_bf16;

@@ -54,8 +54,9 @@ const std::array kKernels = {
 #ifdef CHIASMA_HAS_CUDA
     Kernel{{"sm90_sparse_fp8_direct", CHIASMA_CUDA,
             "Hopper, f16 tensor cores; rows stay raw in shared memory and are dequantised into operand registers",
-            "v32 caches; 1..128 heads (padded to 8, 16, 32, 64 or 128); every option; compute capability 9.0"},
-           check_split_request,
+            "v32, v32nope, v4, v41 and fp8 caches in all their layouts; 1..128 heads (padded to 8, 16, 32, 64 or 128); "
+            "every option; compute capability 9.0"},
+           sm90_sparse_fp8_direct::check,
            nullptr,
            sm90_sparse_fp8_direct::plan,
            sm90_sparse_fp8_direct::estimate_us},

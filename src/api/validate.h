@@ -13,6 +13,8 @@ Status validate_decode(const chiasma_decode_args* args, DataCheck data, DecodePr
 Status validate_merge(const chiasma_merge_args* args, MergeProblem* problem);
 Status validate_quantize(const chiasma_quantize_args* args, QuantizeProblem* problem);
 Status validate_dequantize(const chiasma_dequantize_args* args, DequantizeProblem* problem);
+Status validate_gather(const chiasma_gather_args* args, GatherProblem* problem);
+Status validate_translate(const chiasma_translate_args* args, TranslateProblem* problem);
 
 // The oracle takes decode arguments whose outputs may be absent.
 Status validate_oracle(const chiasma_decode_args* args, DecodeProblem* problem);

@@ -82,7 +82,7 @@ class EntryCursor {
     for (int offset = 0; offset < row_stride_bytes(format); offset += kCacheLine) {
       __builtin_prefetch(rows[i].row + offset);
     }
-    if (format == KvFormat::v4) __builtin_prefetch(rows[i].scales);
+    if (traits_of(format).has_scale_plane()) __builtin_prefetch(rows[i].scales);
   }
 }
 

@@ -80,28 +80,40 @@ HWY_INLINE void load_e4m3_tile(const std::byte* codes, float scale, float* value
   }
 }
 
-template <int kNumTiles, int kTileDim>
-HWY_INLINE void load_quantized_vectors(KvFormat format, const RowBytes& bytes, float* values) {
-  if (any_nan_code(bytes.row, kNumTiles * kTileDim)) return load_quantized(format, bytes, values);
-  for (int tile = 0; tile < kNumTiles; ++tile) {
-    load_e4m3_tile<kTileDim>(bytes.row + tile * kTileDim, load_scale(format, bytes.scales, tile),
-                             values + tile * kTileDim);
+template <KvFormat kFormat>
+HWY_INLINE void load_quantized_vectors(const RowBytes& bytes, float* values) {
+  constexpr RowTraits kTraits = traits_of(kFormat);
+  if (any_nan_code(bytes.row, kTraits.code_columns)) return load_quantized(kFormat, bytes, values);
+  for (int tile = 0; tile < kTraits.num_scales(); ++tile) {
+    load_e4m3_tile<kTraits.scale_columns>(bytes.row + tile * kTraits.scale_columns,
+                                          load_scale(kTraits.scale_type, bytes.scales, tile),
+                                          values + tile * kTraits.scale_columns);
+  }
+}
+
+template <KvFormat kFormat>
+HWY_INLINE void dequantize_rows(const RowBytes* rows, int tokens, float* tile) {
+  constexpr RowTraits kTraits = traits_of(kFormat);
+  static_assert(kTraits.code_columns % kMaxLanes == 0 && kTraits.bf16_columns % kMaxLanes == 0);
+  for (int t = 0; t < tokens; ++t, tile += kTileStride) {
+    if constexpr (kTraits.is_quantized()) load_quantized_vectors<kFormat>(rows[t], tile);
+    load_bf16_vectors(rows[t].row + kTraits.bf16_offset, kTraits.bf16_columns, tile + kTraits.code_columns);
   }
 }
 
 void dequantize_kv(KvFormat format, const RowBytes* rows, int tokens, float* tile) {
-  for (int t = 0; t < tokens; ++t, tile += kTileStride) {
-    switch (format) {
-      case KvFormat::v32:
-        load_quantized_vectors<v32::kNumTiles, v32::kTileDim>(format, rows[t], tile);
-        load_bf16_vectors(rows[t].row + v32::kRopeOffset, kRopeDim, tile + v32::kNopeDim);
-        break;
-      case KvFormat::v4:
-        load_quantized_vectors<v4::kNumTiles, v4::kTileDim>(format, rows[t], tile);
-        load_bf16_vectors(rows[t].row + v4::kRopeOffset, kRopeDim, tile + v4::kNopeDim);
-        break;
-      case KvFormat::bf16: load_bf16_vectors(rows[t].row, bf16kv::kKeyDim, tile); break;
-    }
+  switch (format) {
+    case KvFormat::v32: return dequantize_rows<KvFormat::v32>(rows, tokens, tile);
+    case KvFormat::v4: return dequantize_rows<KvFormat::v4>(rows, tokens, tile);
+    case KvFormat::bf16: return dequantize_rows<KvFormat::bf16>(rows, tokens, tile);
+    // Both lie in rows alike; scales are found by whoever located them.
+    case KvFormat::v41:
+    case KvFormat::v41plane: return dequantize_rows<KvFormat::v41>(rows, tokens, tile);
+    case KvFormat::v32nope:
+    case KvFormat::v32nope_compact: return dequantize_rows<KvFormat::v32nope>(rows, tokens, tile);
+    case KvFormat::fp8: return dequantize_rows<KvFormat::fp8>(rows, tokens, tile);
+    case KvFormat::fp8nope: return dequantize_rows<KvFormat::fp8nope>(rows, tokens, tile);
+    case KvFormat::bf16nope: return dequantize_rows<KvFormat::bf16nope>(rows, tokens, tile);
   }
 }
 

@@ -23,7 +23,6 @@ namespace chiasma::cpu {
 
 inline constexpr int kMaxHeads = 128;
 inline constexpr int kMaxLanes = 16;
-inline constexpr int kMaxKeyDim = v32::kKeyDim;
 inline constexpr int kHeadGroup = 64;
 inline constexpr int kMaxHeadGroups = kMaxHeads / kHeadGroup;
 // Tokens that are dequantised, scored and accumulated at a time. PERF: 64, 96 and 128 ran alike on a Zen 3 core with

@@ -12,20 +12,19 @@ namespace chiasma::cpu {
 // First byte of a slot's row, and of its scales. 0 <= slot < pool.num_slots().
 struct RowBytes {
   const std::byte* row;
-  const std::byte* scales;  // null for bf16, which has none
+  const std::byte* scales;  // null for formats without; of formats with one for the whole cache: that one
 };
 
 inline RowBytes locate_row(KvFormat format, const KvPool& pool, std::int64_t slot) {
+  const RowTraits traits = traits_of(format);
   const std::int64_t offset_in_page = slot % pool.page_size;
   const std::byte* page = pool.data + slot / pool.page_size * pool.page_stride_bytes;
-  const std::byte* row = page + offset_in_page * row_stride_bytes(format);
-  switch (format) {
-    case KvFormat::v32: return {row, row + v32::kScalesOffset};
-    case KvFormat::v4:
-      return {row, page + v4::scales_offset(static_cast<int>(pool.page_size), static_cast<int>(offset_in_page))};
-    case KvFormat::bf16: break;
-  }
-  return {row, nullptr};
+  const std::byte* row = page + offset_in_page * traits.row_bytes;
+  if (traits.scale_type == ScaleType::none) return {row, nullptr};
+  if (traits.scale_type == ScaleType::cache) return {row, reinterpret_cast<const std::byte*>(&pool.scale)};
+  const std::byte* scales =
+      traits.has_scale_plane() ? page + plane_offset(format, pool.page_size, offset_in_page) : row;
+  return {row, scales + traits.scales_offset};
 }
 
 inline std::uint8_t load_byte(const std::byte* bytes, int idx) {
@@ -33,10 +32,10 @@ inline std::uint8_t load_byte(const std::byte* bytes, int idx) {
 }
 
 // Scale of one tile, exactly as stored.
-inline float load_scale(KvFormat format, const std::byte* scales, int tile) {
-  if (format == KvFormat::v4) return ue8m0_to_float(load_byte(scales, tile));
+inline float load_scale(ScaleType type, const std::byte* scales, int tile) {
+  if (type == ScaleType::ue8m0) return ue8m0_to_float(load_byte(scales, tile));
   float scale = 0.0f;
-  std::memcpy(&scale, scales + tile * v32::kScaleBytes, sizeof(scale));
+  std::memcpy(&scale, scales + tile * static_cast<int>(sizeof(scale)), sizeof(scale));
   return scale;
 }
 
@@ -54,11 +53,10 @@ void load_bf16(const std::byte* bytes, int count, Real* values) {
 // once for float.
 template <typename Real>
 void load_quantized(KvFormat format, const RowBytes& bytes, Real* values) {
-  const int num_tiles = format == KvFormat::v4 ? v4::kNumTiles : v32::kNumTiles;
-  const int tile_dim = format == KvFormat::v4 ? v4::kTileDim : v32::kTileDim;
-  for (int tile = 0; tile < num_tiles; ++tile) {
-    const Real scale = static_cast<Real>(load_scale(format, bytes.scales, tile));
-    for (int i = tile * tile_dim; i < (tile + 1) * tile_dim; ++i) {
+  const RowTraits traits = traits_of(format);
+  for (int tile = 0; tile < traits.num_scales(); ++tile) {
+    const Real scale = static_cast<Real>(load_scale(traits.scale_type, bytes.scales, tile));
+    for (int i = tile * traits.scale_columns; i < (tile + 1) * traits.scale_columns; ++i) {
       values[i] = static_cast<Real>(e4m3_to_float(load_byte(bytes.row, i))) * scale;
     }
   }
@@ -67,18 +65,10 @@ void load_quantized(KvFormat format, const RowBytes& bytes, Real* values) {
 // One slot's key, [key_dim(format)], RoPE last. Its first kValueDim numbers are the slot's value vector.
 template <typename Real>
 void load_key(KvFormat format, const KvPool& pool, std::int64_t slot, Real* key) {
+  const RowTraits traits = traits_of(format);
   const RowBytes bytes = locate_row(format, pool, slot);
-  switch (format) {
-    case KvFormat::v32:
-      load_quantized(format, bytes, key);
-      load_bf16(bytes.row + v32::kRopeOffset, kRopeDim, key + v32::kNopeDim);
-      return;
-    case KvFormat::v4:
-      load_quantized(format, bytes, key);
-      load_bf16(bytes.row + v4::kRopeOffset, kRopeDim, key + v4::kNopeDim);
-      return;
-    case KvFormat::bf16: load_bf16(bytes.row, bf16kv::kKeyDim, key); return;
-  }
+  load_quantized(format, bytes, key);
+  load_bf16(bytes.row + traits.bf16_offset, traits.bf16_columns, key + traits.code_columns);
 }
 
 }  // namespace chiasma::cpu

@@ -29,8 +29,6 @@ void append_selected_keys(KvFormat format, const KvPool& pool, const Selection& 
   }
 }
 
-constexpr int kMaxKeyDim = v32::kKeyDim;
-
 // One head's query, [key_dim(format)], RoPE last.
 void load_query(const DecodeProblem& problem, std::int64_t request, std::int64_t query_token, std::int64_t head,
                 double* query) {

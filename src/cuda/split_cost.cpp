@@ -103,7 +103,7 @@ double estimate_us(const PlanRequest& request, const tile::Schedule& schedule, c
       static_cast<double>(load.num_parts) * problem.h_q * kValueDim * static_cast<double>(sizeof(float));
   const double work_us = heads.start_us + load.busiest_us + part_bytes / (cost.store_tb_per_s * kBytesPerTbAndUs);
   const double row_bytes = static_cast<double>(schedule.num_rows) * schedule.blocks_per_row * kScheduledTokens *
-                           static_cast<double>(v32::kRowBytes);
+                           static_cast<double>(traits_of(problem.format).token_bytes());
   const double gather_us = kGatherStartUs + row_bytes / (kGatherTbPerS * kBytesPerTbAndUs);
   return std::max(work_us, gather_us) + merge_us(schedule, part_bytes);
 }

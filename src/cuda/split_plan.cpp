@@ -41,6 +41,13 @@ Status check_strides(const DecodeProblem& problem, const Addresses& addresses) {
   return check_vectors("out", addresses.out, {problem.out_stride_b, problem.out_stride_s, problem.out_stride_h});
 }
 
+// Every cache's entries begin a block of their own.
+std::int64_t blocks_of_row(const DecodeProblem& problem) {
+  const std::int64_t blocks =
+      ceil_div(problem.selection.topk, kScheduledTokens) + ceil_div(problem.extra_selection.topk, kScheduledTokens);
+  return std::max<std::int64_t>(1, blocks);
+}
+
 // Whole rows also where sharing them out evenly would save at most one part in this many: nothing to merge then.
 constexpr std::int64_t kWholeRowLoss = 16;
 
@@ -51,21 +58,22 @@ bool whole_rows_are_even(std::int64_t rows, std::int64_t groups) {
 
 }  // namespace
 
-Status check_split_request(const PlanRequest& request) {
+Status check_split_request(const PlanRequest& request, std::span<const KvFormat> formats) {
   constexpr int kHopper = 90;
   if (request.device.cuda_capability != kHopper) {
     return unsupported("it needs compute capability 9.0, the device has ", request.device.cuda_capability / 10, ".",
                        request.device.cuda_capability % 10);
   }
-  if (request.problem.format != KvFormat::v32) {
-    return unsupported("it reads v32 caches, this one is ", format_name(request.problem.format));
+  if (std::find(formats.begin(), formats.end(), request.problem.format) == formats.end()) {
+    std::string names;
+    for (const KvFormat format : formats) names += concat(names.empty() ? "" : ", ", format_name(format));
+    return unsupported("it reads caches of format ", names, ", this one is ", format_name(request.problem.format));
   }
   // The device counts entries, rows and units in 32 bits.
   constexpr std::int64_t kMaxTopk = std::int64_t{1} << 30;
-  const std::int64_t topk = request.problem.selection.topk;
+  const std::int64_t topk = request.problem.selection.topk + request.problem.extra_selection.topk;
   if (topk > kMaxTopk) return unsupported("it counts up to ", kMaxTopk, " entries in a row, topk is ", topk);
-  const std::int64_t units_per_row =
-      request.num_splits > 0 ? request.num_splits : std::max<std::int64_t>(1, ceil_div(topk, kScheduledTokens));
+  const std::int64_t units_per_row = request.num_splits > 0 ? request.num_splits : blocks_of_row(request.problem);
   if (request.problem.num_rows() > INT32_MAX / units_per_row) {
     return unsupported("it counts up to ", INT32_MAX, " parts of rows, this problem has ", request.problem.num_rows(),
                        " rows of ", units_per_row);
@@ -81,8 +89,7 @@ tile::Schedule make_schedule(const PlanRequest& request, const GroupShape& shape
   const DecodeProblem& problem = request.problem;
   tile::Schedule schedule{};
   schedule.num_rows = static_cast<std::int32_t>(problem.num_rows());
-  schedule.blocks_per_row =
-      static_cast<std::int32_t>(std::max<std::int64_t>(1, ceil_div(problem.selection.topk, kScheduledTokens)));
+  schedule.blocks_per_row = static_cast<std::int32_t>(blocks_of_row(problem));
   schedule.fixed_units = parts != kPartsAnywhere;
   schedule.blocks_per_unit =
       schedule.fixed_units ? static_cast<std::int32_t>(ceil_div(schedule.blocks_per_row, parts)) : 1;
@@ -130,7 +137,8 @@ Status SplitPlan::run(const DecodeProblem& problem, void* workspace, void* strea
   CHIASMA_RETURN_IF_ERROR(check_strides(problem, {problem.q, problem.q_rope, problem.out}));
   const gpu::DeviceScope scope(device_);
   CHIASMA_RETURN_IF_ERROR(scope.status());
-  SplitParams params{problem, schedule_, nullptr, nullptr, combine::is_large(schedule_, h_q_)};
+  SplitParams params{problem, schedule_, row_stride_bytes(problem.format),
+                     nullptr, nullptr,   combine::is_large(schedule_, h_q_)};
   if (schedule_.num_slots() > 0) {
     params.part_out = static_cast<float*>(workspace);
     params.part_lse = reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + out_bytes());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "api/registry.h"
@@ -28,8 +29,9 @@ struct GroupShape {
   }
 };
 
-// What every such kernel needs of a problem: a Hopper GPU, a v32 cache, 32-bit counts, strides for 16-byte accesses.
-Status check_split_request(const PlanRequest& request);
+// What every such kernel needs of a problem: a Hopper GPU, a cache in one of `formats`, 32-bit counts, strides for
+// 16-byte accesses.
+Status check_split_request(const PlanRequest& request, std::span<const KvFormat> formats);
 
 // Groups that the device has multiprocessors for; at least one.
 std::int32_t num_groups_that_fit(const PlanRequest& request, const GroupShape& shape);
@@ -48,7 +50,8 @@ struct KernelCost;  // likewise
 struct SplitParams {
   DecodeProblem problem;
   tile::Schedule schedule;
-  float* part_out;  // [schedule.num_slots(), h_q, 512], normalised
+  std::int32_t row_bytes;  // of the format, from a row to the next
+  float* part_out;         // [schedule.num_slots(), h_q, 512], normalised
   float* part_lse;  // [schedule.num_slots(), h_q], natural log; -infinity: the part is empty and its out unwritten
   // Whether the kernel lets the merge's thread blocks start as soon as its first warps are done, or only by its last.
   bool merge_starts_early;

@@ -29,6 +29,11 @@ CHIASMA_HOST_DEVICE constexpr bf16_t to_bf16(float value) {
   return {static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
+// Devices differ in the NaN that arithmetic gives; results that are compared bit for bit have this one.
+CHIASMA_HOST_DEVICE constexpr float with_one_nan(float value) {
+  return value != value ? std::bit_cast<float>(0x7fc00000u) : value;
+}
+
 // e4m3 (the "fn" variant: no infinities, 0x7F and 0xFF are NaN, largest finite 448). Exact in float32.
 CHIASMA_HOST_DEVICE constexpr float e4m3_to_float(std::uint8_t code) {
   const std::uint32_t sign = std::uint32_t{code & 0x80u} << 24;

@@ -42,9 +42,29 @@ void split_query(SmallProblem& problem, std::initializer_list<std::int64_t> rope
 
 const std::vector<BadCall> kBadShapes = {
     {"format",
-     [](SmallProblem& p) { p.args.format = static_cast<chiasma_kv_format>(9); },
+     [](SmallProblem& p) { p.args.format = static_cast<chiasma_kv_format>(99); },
      CHIASMA_INVALID_ARGUMENT,
-     {"format is 9", "v32 (1)"}},
+     {"format is 99", "v32 (1)"}},
+    {"kv_scale_beside_tile_scales",
+     [](SmallProblem& p) { p.args.kv_scale = 0.5; },
+     CHIASMA_INVALID_ARGUMENT,
+     {"kv_scale is 0.5", "v32"}},
+    {"kv_scale_nan",
+     [](SmallProblem& p) {
+       p.args.format = CHIASMA_KV_FP8;
+       p.args.kv_cache = shape_only(CHIASMA_UINT8, {4, 8, 576});
+       p.args.kv_scale = std::nan("");
+     },
+     CHIASMA_INVALID_ARGUMENT,
+     {"kv_scale is nan", "positive"}},
+    {"q_rope_without_rotary_columns",
+     [](SmallProblem& p) {
+       p.args.format = CHIASMA_KV_V32_NOPE;
+       set_shape(p.args.q, 3, 448);
+       p.args.q_rope = shape_only(CHIASMA_BFLOAT16, {2, 3, 4, 64});
+     },
+     CHIASMA_INVALID_ARGUMENT,
+     {"q_rope is given", "v32nope"}},
     {"scale_nan",
      [](SmallProblem& p) { p.args.sm_scale = std::nan(""); },
      CHIASMA_INVALID_ARGUMENT,

@@ -38,21 +38,42 @@ inline Real bf16_value(const unsigned char* bytes) {
 inline std::vector<Real> brute_key(KvFormat format, const KvPool& pool, std::int64_t page_idx, std::int64_t offset) {
   const auto* page = reinterpret_cast<const unsigned char*>(pool.data) + page_idx * pool.page_stride_bytes;
   std::vector<Real> key;
-  if (format == KvFormat::bf16) {
-    for (int c = 0; c < 576; ++c) key.push_back(bf16_value(page + offset * 1152 + 2 * c));
-  } else if (format == KvFormat::v32) {
-    const unsigned char* row = page + offset * 656;
-    for (int c = 0; c < 512; ++c) {
+  const auto codes = [&](const unsigned char* row, int count, int tile, auto&& scale) {
+    for (int c = 0; c < count; ++c) key.push_back(e4m3_value(row[c]) * scale(c / tile));
+  };
+  const auto floats = [](const unsigned char* at) {
+    return [at](int tile) {
       float scale = 0;
-      std::memcpy(&scale, row + 512 + c / 128 * 4, 4);
-      key.push_back(e4m3_value(row[c]) * Real(scale));
-    }
-    for (int c = 0; c < 64; ++c) key.push_back(bf16_value(row + 528 + 2 * c));
-  } else {
-    const unsigned char* row = page + offset * 576;
-    const unsigned char* scales = page + pool.page_size * 576 + offset * 8;
-    for (int c = 0; c < 448; ++c) key.push_back(e4m3_value(row[c]) * std::ldexp(Real(1), scales[c / 64] - 127));
-    for (int c = 0; c < 64; ++c) key.push_back(bf16_value(row + 448 + 2 * c));
+      std::memcpy(&scale, at + 4 * tile, 4);
+      return Real(scale);
+    };
+  };
+  const auto powers = [](const unsigned char* at) {
+    return [at](int tile) { return std::ldexp(Real(1), at[tile] - 127); };
+  };
+  const auto one_scale = [&](int) { return Real(pool.scale); };
+  const auto bf16 = [&](const unsigned char* at, int count) {
+    for (int c = 0; c < count; ++c) key.push_back(bf16_value(at + 2 * c));
+  };
+  switch (format) {
+    case KvFormat::v32:
+      codes(page + offset * 656, 512, 128, floats(page + offset * 656 + 512));
+      bf16(page + offset * 656 + 528, 64);
+      break;
+    case KvFormat::v4:
+      codes(page + offset * 576, 448, 64, powers(page + pool.page_size * 576 + offset * 8));
+      bf16(page + offset * 576 + 448, 64);
+      break;
+    case KvFormat::bf16: bf16(page + offset * 1152, 576); break;
+    case KvFormat::v41: codes(page + offset * 528, 512, 32, powers(page + offset * 528 + 512)); break;
+    case KvFormat::v41plane:
+      codes(page + offset * 512, 512, 32, powers(page + pool.page_size * 512 + offset * 16));
+      break;
+    case KvFormat::v32nope: codes(page + offset * 656, 512, 128, floats(page + offset * 656 + 512)); break;
+    case KvFormat::v32nope_compact: codes(page + offset * 528, 512, 128, floats(page + offset * 528 + 512)); break;
+    case KvFormat::fp8: codes(page + offset * 576, 576, 576, one_scale); break;
+    case KvFormat::fp8nope: codes(page + offset * 512, 512, 512, one_scale); break;
+    case KvFormat::bf16nope: bf16(page + offset * 1024, 512); break;
   }
   return key;
 }
@@ -79,7 +100,7 @@ class BruteForce {
     Row result{std::vector<Real>(512, 0), -std::numeric_limits<Real>::infinity(), 0};
     if (counts.empty()) return result;
 
-    const auto rope_begin = static_cast<std::size_t>(problem_.format == KvFormat::v4 ? 448 : 512);
+    const std::size_t rope_begin = table_.front().size() - 64;
     const bf16_t* rope = problem_.q_rope + request * problem_.q_rope_stride_b + query_token * problem_.q_rope_stride_s +
                          head * problem_.q_rope_stride_h;
     const bf16_t* q =

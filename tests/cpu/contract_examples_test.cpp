@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "chiasma/chiasma.hpp"
-#include "cpu/quantize_tile.h"
 #include "format/kv_format.h"
 #include "format/numbers.h"
+#include "format/quantize_tile.h"
 
 namespace chiasma::test {
 namespace {
@@ -303,7 +303,7 @@ TEST(ContractQuantize, Examples) {
 TEST(ContractQuantize, AnAmaxOf449DoublesTheScale) {
   const float value = 449.0f;
   std::uint8_t code = 0;
-  EXPECT_EQ(cpu::quantize_tile(&value, 1, ScaleMode::pow2, &code).scale, 2.0f);
+  EXPECT_EQ(quantize_tile(&value, 1, ScaleMode::pow2, &code).scale, 2.0f);
   EXPECT_EQ(code, 0x76);
   EXPECT_EQ(e4m3_to_float(code) * 2.0f, 448.0f);
 }

@@ -79,7 +79,7 @@ TEST(CpuDecodeSpecial, Ue8m0CodesFollowTheOracle) {
     SCOPED_TRACE(code);
     const std::int64_t slot = selected_slot(random.problem, 20);
     // Small numbers, so that products with the largest scale stay finite in float32.
-    std::fill_n(row_of(random, slot), v4::kTileDim, std::byte{0x01});
+    std::fill_n(row_of(random, slot), traits_of(KvFormat::v4).scale_columns, std::byte{0x01});
     *const_cast<std::byte*>(cpu::locate_row(shape.format, random.problem.kv, slot).scales) = std::byte(code);
     expect_matches_oracle(random.problem);
   }

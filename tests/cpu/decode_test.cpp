@@ -16,7 +16,7 @@ namespace chiasma::test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr KvFormat kFormats[] = {KvFormat::v32, KvFormat::v4, KvFormat::bf16};
+constexpr auto& kFormats = kAllFormats;
 
 // Everything at once: odd pages and strides, masked entries anywhere, lengths, sinks; for v4 a second selection.
 ProblemShape full_shape(KvFormat format, int heads, std::int64_t topk) {
@@ -29,7 +29,7 @@ ProblemShape full_shape(KvFormat format, int heads, std::int64_t topk) {
   shape.page_gap = 48;
   shape.lengths = shape.sinks = true;
   shape.sm_scale = 0.02f;
-  if (format == KvFormat::v4) {
+  if (traits_of(format).has_second_cache) {
     shape.extra_pages = 13;
     shape.extra_page_size = 3;
     shape.extra_topk = topk / 2 + 1;
@@ -165,7 +165,10 @@ TEST(CpuDecode, UnselectedSlotsNeverMatter) {
       if (selected.count(slot) != 0) continue;
       const cpu::RowBytes bytes = cpu::locate_row(format, random.problem.kv, slot);
       std::memset(const_cast<std::byte*>(bytes.row), 0xff, static_cast<std::size_t>(row_stride_bytes(format)));
-      if (format == KvFormat::v4) std::memset(const_cast<std::byte*>(bytes.scales), 0xff, v4::kScaleGroupBytes);
+      if (traits_of(format).has_scale_plane()) {
+        std::memset(const_cast<std::byte*>(bytes.scales), 0xff,
+                    static_cast<std::size_t>(traits_of(format).plane_group_bytes));
+      }
       ++poisoned;
     }
     ASSERT_GT(poisoned, 0);

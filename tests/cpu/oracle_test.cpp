@@ -66,15 +66,15 @@ void expect_equals_brute_force(const DecodeProblem& problem, const std::string& 
 TEST(Oracle, EqualsBruteForceOnRandomProblems) {
   std::mt19937 random(20240607);
   const auto pick = [&](const auto& choices) { return choices[random() % std::size(choices)]; };
-  constexpr KvFormat kFormats[] = {KvFormat::v32, KvFormat::v4, KvFormat::bf16};
+  constexpr auto& kFormats = kAllFormats;
   constexpr std::int64_t kPages[] = {1, 2, 61, 64};
   constexpr std::int64_t kGaps[] = {0, 16, 688};
   constexpr std::int64_t kTopks[] = {0, 1, 7, 40};
   constexpr float kScales[] = {0.0f, 1.0f / 24, -0.03f, 0.2f};
   constexpr float kValid[] = {0.0f, 0.5f, 1.0f};
-  for (int trial = 0; trial < 120; ++trial) {
+  for (int trial = 0; trial < 300; ++trial) {
     ProblemShape shape;
-    shape.format = kFormats[trial % 3];
+    shape.format = kFormats[static_cast<std::size_t>(trial) % std::size(kFormats)];
     shape.b = 1 + random() % 3;
     shape.s_q = 1 + random() % 3;
     shape.h_q = 1 + static_cast<int>(random() % 5);

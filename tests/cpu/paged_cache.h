@@ -32,7 +32,7 @@ class PagedCache {
   std::int64_t num_pages() const { return num_pages_; }
   std::int64_t page_size() const { return page_size_; }
   std::int64_t num_slots() const { return num_pages_ * page_size_; }
-  KvPool pool() { return {data(), stride_, num_pages_, page_size_}; }
+  KvPool pool() { return {data(), stride_, num_pages_, page_size_, 1.0f}; }
 
   void fill(std::uint8_t value) {
     for (std::int64_t p = 0; p < num_pages_; ++p) std::fill_n(page(p), page_bytes_, std::byte{value});

@@ -3,13 +3,14 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
 
 #include "cpu/cache_ops.h"
-#include "cpu/quantize_tile.h"
+#include "format/quantize_tile.h"
 #include "tests/cpu/brute_force.h"
 #include "tests/cpu/paged_cache.h"
 
@@ -19,10 +20,10 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Nearest code by trial of all, ties to the even one; saturating. The sign of NaN and zero is kept.
+// Nearest code by trial of all, ties to the even one; saturating. What is not finite becomes the one NaN code.
 int best_code(double value) {
+  if (!std::isfinite(value)) return 0x7f;
   const int sign = std::signbit(value) ? 0x80 : 0;
-  if (std::isnan(value)) return sign | 0x7f;
   if (std::fabs(value) >= 448) return sign | 0x7e;
   int best = 0;
   for (int code = 1; code < 0x7f; ++code) {
@@ -58,18 +59,20 @@ float slow_scale(const std::vector<float>& tile, ScaleMode mode) {
 void expect_tile_is_exact(const std::vector<float>& tile, ScaleMode mode) {
   std::vector<std::uint8_t> codes(tile.size());
   const int count = static_cast<int>(tile.size());
-  const cpu::TileScale result = cpu::quantize_tile(tile.data(), count, mode, codes.data());
+  const TileScale result = quantize_tile(tile.data(), count, mode, codes.data());
   const float scale = slow_scale(tile, mode);
   ASSERT_EQ(result.scale, scale);
+  const bool is_zero = std::all_of(tile.begin(), tile.end(), [](float value) { return value == 0.0f; });
   for (std::size_t i = 0; i < tile.size(); ++i) {
-    ASSERT_EQ(codes[i], best_code(exact_quotient(tile[i], scale))) << std::hexfloat << tile[i] << " / " << scale;
+    ASSERT_EQ(codes[i], is_zero ? 0 : best_code(exact_quotient(tile[i], scale)))
+        << std::hexfloat << tile[i] << " / " << scale;
   }
 }
 
 TEST(Scale, Pow2IsExactForEveryBf16Amax) {
   for (std::uint16_t bits = 0; bits < 0x7f80; ++bits) {
     const float amax = to_float(bf16_t{bits});
-    ASSERT_EQ(cpu::pow2_scale(amax), slow_pow2_scale(static_cast<double>(amax))) << amax;
+    ASSERT_EQ(tile_scale(ScaleMode::pow2, amax), slow_pow2_scale(static_cast<double>(amax))) << amax;
   }
 }
 
@@ -78,7 +81,7 @@ TEST(Scale, Pow2IsExactNextToEveryBoundary) {
   for (int exponent = -20; exponent < 119; ++exponent) {
     const float boundary = std::ldexp(448.0f, exponent);
     for (const float amax : {std::nextafter(boundary, 0.0f), boundary, std::nextafter(boundary, kInfinity)}) {
-      ASSERT_EQ(cpu::pow2_scale(amax), slow_pow2_scale(static_cast<double>(amax))) << std::hexfloat << amax;
+      ASSERT_EQ(tile_scale(ScaleMode::pow2, amax), slow_pow2_scale(static_cast<double>(amax))) << std::hexfloat << amax;
     }
   }
 }
@@ -87,7 +90,7 @@ TEST(Scale, AmaxIsTheCorrectlyRoundedQuotientAndNeverDenormal) {
   for (std::uint16_t bits = 0; bits < 0x7f80; ++bits) {
     const float amax = to_float(bf16_t{bits});
     const float quotient = exact_quotient(amax, 448.0f);
-    ASSERT_EQ(cpu::amax_scale(amax), quotient >= 0x1p-126f ? quotient : 0x1p-126f) << amax;
+    ASSERT_EQ(tile_scale(ScaleMode::amax, amax), quotient >= 0x1p-126f ? quotient : 0x1p-126f) << amax;
   }
 }
 
@@ -127,8 +130,9 @@ TEST_P(Tile, EveryBf16ValueEqualsTheSlowReference) {
 TEST_P(Tile, ZerosGetZeroCodesAndAPositiveScale) {
   std::uint8_t codes[64];
   std::fill_n(codes, 64, std::uint8_t{0xee});
-  const std::vector<float> zeros(64, 0.0f);
-  const cpu::TileScale result = cpu::quantize_tile(zeros.data(), 64, GetParam(), codes);
+  std::vector<float> zeros(64, 0.0f);
+  for (std::size_t i = 0; i < zeros.size(); i += 3) zeros[i] = -0.0f;
+  const TileScale result = quantize_tile(zeros.data(), 64, GetParam(), codes);
   EXPECT_EQ(result.scale, GetParam() == ScaleMode::pow2 ? 0x1p-13f : 0x1p-126f);
   for (const std::uint8_t code : codes) EXPECT_EQ(code, 0);
 }
@@ -143,27 +147,25 @@ TEST_P(Tile, NonfiniteValuesChangeNothingElse) {
     spoilt[position] = value;
   }
   std::uint8_t clean_codes[128], spoilt_codes[128];
-  const cpu::TileScale expected = cpu::quantize_tile(clean.data(), 128, GetParam(), clean_codes);
-  const cpu::TileScale actual = cpu::quantize_tile(spoilt.data(), 128, GetParam(), spoilt_codes);
+  const TileScale expected = quantize_tile(clean.data(), 128, GetParam(), clean_codes);
+  const TileScale actual = quantize_tile(spoilt.data(), 128, GetParam(), spoilt_codes);
   EXPECT_EQ(actual.scale, expected.scale);
   EXPECT_EQ(expected.num_nonfinite, 0);
   EXPECT_EQ(actual.num_nonfinite, 4);
   clean_codes[3] = 0x7f;
-  clean_codes[64] = 0xff;
-  clean_codes[65] = 0x7e;
-  clean_codes[127] = 0xfe;
+  clean_codes[64] = clean_codes[65] = clean_codes[127] = 0x7f;
   for (int i = 0; i < 128; ++i) EXPECT_EQ(spoilt_codes[i], clean_codes[i]) << i;
 }
 
 TEST_P(Tile, OnlyNonfiniteValuesStillGiveAFinitePositiveScale) {
   const std::vector<float> tile = {kNan, kInfinity, -kInfinity, 0.0f};
   std::uint8_t codes[4];
-  const cpu::TileScale result = cpu::quantize_tile(tile.data(), 4, GetParam(), codes);
+  const TileScale result = quantize_tile(tile.data(), 4, GetParam(), codes);
   EXPECT_GT(result.scale, 0.0f);
   EXPECT_TRUE(std::isfinite(result.scale));
   EXPECT_EQ(codes[0], 0x7f);
-  EXPECT_EQ(codes[1], 0x7e);
-  EXPECT_EQ(codes[2], 0xfe);
+  EXPECT_EQ(codes[1], 0x7f);
+  EXPECT_EQ(codes[2], 0x7f);
   EXPECT_EQ(codes[3], 0x00);
 }
 
@@ -173,8 +175,13 @@ struct Mode {
   KvFormat format;
   ScaleMode scale;
 };
-constexpr Mode kModes[] = {
-    {KvFormat::v32, ScaleMode::pow2}, {KvFormat::v32, ScaleMode::amax}, {KvFormat::v4, ScaleMode::pow2}};
+constexpr Mode kModes[] = {{KvFormat::v32, ScaleMode::pow2},
+                           {KvFormat::v32, ScaleMode::amax},
+                           {KvFormat::v4, ScaleMode::pow2},
+                           {KvFormat::v41, ScaleMode::pow2},
+                           {KvFormat::v41plane, ScaleMode::pow2},
+                           {KvFormat::v32nope, ScaleMode::amax},
+                           {KvFormat::v32nope_compact, ScaleMode::amax}};
 
 // Rows of bf16 with NaN between them.
 class Rows {
@@ -207,12 +214,12 @@ std::int64_t quantize(const Mode& mode, Rows& rows, PagedCache& cache,
   problem.tokens = rows.tokens();
   problem.kv = rows.row(0);
   problem.kv_stride = rows.stride();
+  problem.rope = problem.kv + rows.dim() - kRopeDim;
+  problem.rope_stride = rows.stride();
   problem.slot_mapping = mapping == nullptr ? nullptr : mapping->data();
   problem.slot_mapping_stride = 1;
   problem.cache = cache.data();
-  problem.page_stride_bytes = cache.stride();
-  problem.num_pages = cache.num_pages();
-  problem.page_size = cache.page_size();
+  problem.pool = cache.pool();
   problem.nonfinite_count = &nonfinite;
   cpu::quantize(problem);
   return nonfinite;
@@ -227,11 +234,10 @@ std::vector<std::byte> stored_bytes(KvFormat format, PagedCache& cache, std::int
   const std::byte* page = cache.page(slot / cache.page_size());
   const std::int64_t offset = slot % cache.page_size();
   const std::byte* row = page + offset * row_stride_bytes(format);
-  std::vector<std::byte> bytes(row, row + row_stride_bytes(format));
-  if (format == KvFormat::v4) {
-    const std::byte* scales = page + cache.page_size() * 576 + offset * 8;
-    bytes.insert(bytes.end(), scales, scales + 8);
-  }
+  // The last bytes of v32nope's rows are nobody's.
+  std::vector<std::byte> bytes(row, row + (format == KvFormat::v32nope ? 528 : row_stride_bytes(format)));
+  const std::byte* scales = page + plane_offset(format, cache.page_size(), offset);
+  bytes.insert(bytes.end(), scales, scales + traits_of(format).plane_group_bytes);
   return bytes;
 }
 
@@ -244,7 +250,7 @@ TEST(Quantize, ErrorIsBoundedAndRopeIsExact) {
       EXPECT_TRUE(cache.guards_intact());
       for (std::int64_t slot = 0; slot < cache.num_slots(); ++slot) {
         const std::vector<Real> key = stored_key(mode.format, cache, slot);
-        const int nope = rows.dim() - 64, tile_dim = mode.format == KvFormat::v4 ? 64 : 128;
+        const int nope = traits_of(mode.format).code_columns, tile_dim = traits_of(mode.format).scale_columns;
         for (int c = 0; c < rows.dim(); ++c) {
           const Real value = static_cast<Real>(to_float(rows.row(slot)[c]));
           if (c >= nope) {
@@ -269,16 +275,20 @@ TEST(Quantize, EveryRowEqualsItsTiles) {
     Rows rows(mode.format, 5, 22);
     PagedCache cache(mode.format, 5, 1);
     quantize(mode, rows, cache);
-    const int tile_dim = mode.format == KvFormat::v4 ? 64 : 128;
+    const RowTraits traits = traits_of(mode.format);
+    const int tile_dim = traits.scale_columns;
     for (std::int64_t token = 0; token < 5; ++token) {
       const auto* row = reinterpret_cast<const unsigned char*>(cache.page(token));
-      for (int tile = 0; tile < (rows.dim() - 64) / tile_dim; ++tile) {
+      for (int tile = 0; tile < traits.num_scales(); ++tile) {
         std::vector<float> values;
         for (int i = 0; i < tile_dim; ++i) values.push_back(to_float(rows.row(token)[tile * tile_dim + i]));
         const float scale = slow_scale(values, mode.scale);
-        if (mode.format == KvFormat::v4) {
-          ASSERT_EQ(row[576 + tile], std::ilogb(scale) + 127);
-          ASSERT_EQ(row[576 + 7], 0) << "pad byte";
+        if (traits.scale_type == ScaleType::ue8m0) {
+          const int begin = traits.has_scale_plane() ? traits.row_bytes : traits.scales_offset;
+          ASSERT_EQ(row[begin + tile], std::ilogb(scale) + 127);
+          if (mode.format == KvFormat::v4) {
+            ASSERT_EQ(row[begin + 7], 0) << "pad byte";
+          }
         } else {
           float stored = 0;
           std::memcpy(&stored, row + 512 + 4 * tile, 4);
@@ -295,6 +305,7 @@ TEST(Quantize, EveryRowEqualsItsTiles) {
 
 TEST(Quantize, RopeBitsPassUnchangedNanPayloadsIncluded) {
   for (const Mode& mode : kModes) {
+    if (traits_of(mode.format).bf16_columns == 0) continue;
     Rows rows(mode.format, 1, 23);
     const std::uint16_t patterns[] = {0x7f81, 0xffff, 0x7f80, 0xff80, 0x0001, 0x8000};
     for (int i = 0; i < 6; ++i) rows.row(0)[rows.dim() - 6 + i] = bf16_t{patterns[i]};
@@ -309,7 +320,7 @@ TEST(Quantize, RopeBitsPassUnchangedNanPayloadsIncluded) {
 TEST(Quantize, NonfiniteInputsStayInTheirTileAndAreCounted) {
   for (const Mode& mode : kModes) {
     Rows clean(mode.format, 3, 24), spoilt(mode.format, 3, 24);
-    const int tile_dim = mode.format == KvFormat::v4 ? 64 : 128;
+    const int tile_dim = traits_of(mode.format).scale_columns;
     spoilt.row(1)[tile_dim] = to_bf16(kNan);
     spoilt.row(1)[2 * tile_dim - 1] = to_bf16(-kInfinity);
     PagedCache expected(mode.format, 1, 3), actual(mode.format, 1, 3);
@@ -320,10 +331,8 @@ TEST(Quantize, NonfiniteInputsStayInTheirTileAndAreCounted) {
     const std::vector<Real> want = stored_key(mode.format, expected, 1), got = stored_key(mode.format, actual, 1);
     for (int c = 0; c < clean.dim(); ++c) {
       const std::size_t i = static_cast<std::size_t>(c);
-      if (c == tile_dim) {
+      if (c == tile_dim || c == 2 * tile_dim - 1) {
         EXPECT_TRUE(std::isnan(got[i]));
-      } else if (c == 2 * tile_dim - 1) {
-        EXPECT_LT(got[i], 0);
       } else if (c / tile_dim != 1) {
         EXPECT_EQ(got[i], want[i]) << c;
       } else {
@@ -387,6 +396,63 @@ TEST(Quantize, LaterRowWinsAtAnyThreadCount) {
   omp_set_num_threads(threads_before);
 }
 
+TEST(Quantize, RotaryColumnsOfATensorOfTheirOwnGiveTheSameBytes) {
+  for (const Mode& mode : kModes) {
+    if (!traits_of(mode.format).has_rope) continue;
+    Rows rows(mode.format, 9, 29);
+    PagedCache joined(mode.format, 3, 3), split(mode.format, 3, 3);
+    quantize(mode, rows, joined);
+    std::vector<bf16_t> rope(9 * (kRopeDim + 5), bf16_t{0x7fff});
+    for (std::int64_t token = 0; token < 9; ++token) {
+      bf16_t* own = rows.row(token) + rows.dim() - kRopeDim;
+      std::copy_n(own, kRopeDim, rope.begin() + token * (kRopeDim + 5));
+      std::fill_n(own, kRopeDim, bf16_t{0x7fff});
+    }
+    QuantizeProblem problem{};
+    problem.format = mode.format;
+    problem.scale = mode.scale;
+    problem.tokens = 9;
+    problem.kv = rows.row(0);
+    problem.kv_stride = rows.stride();
+    problem.rope = rope.data();
+    problem.rope_stride = kRopeDim + 5;
+    problem.cache = split.data();
+    problem.pool = split.pool();
+    cpu::quantize(problem);
+    for (std::int64_t slot = 0; slot < 9; ++slot) {
+      EXPECT_EQ(stored_bytes(mode.format, split, slot), stored_bytes(mode.format, joined, slot));
+    }
+  }
+}
+
+TEST(Quantize, OneScaleForTheCacheIsUsedAsGiven) {
+  for (const KvFormat format : {KvFormat::fp8, KvFormat::fp8nope}) {
+    Rows rows(format, 4, 30);
+    rows.row(2)[5] = to_bf16(kInfinity);
+    for (int c = 0; c < rows.dim(); ++c) rows.row(3)[c] = to_bf16(-0.0f);
+    PagedCache cache(format, 2, 2);
+    QuantizeProblem problem{};
+    problem.format = format;
+    problem.tokens = 4;
+    problem.kv = rows.row(0);
+    problem.kv_stride = problem.rope_stride = rows.stride();
+    problem.rope = problem.kv + rows.dim() - kRopeDim;
+    problem.cache = cache.data();
+    problem.pool = cache.pool();
+    problem.pool.scale = 0.37f;
+    std::int64_t nonfinite = -1;
+    problem.nonfinite_count = &nonfinite;
+    cpu::quantize(problem);
+    EXPECT_EQ(nonfinite, 1);
+    for (std::int64_t slot = 0; slot < 4; ++slot) {
+      const auto* row = reinterpret_cast<const unsigned char*>(cache.page(slot / 2)) + slot % 2 * rows.dim();
+      for (int c = 0; c < rows.dim(); ++c) {
+        ASSERT_EQ(row[c], slot == 3 ? 0 : best_code(exact_quotient(to_float(rows.row(slot)[c]), 0.37f))) << c;
+      }
+    }
+  }
+}
+
 TEST(Quantize, NoTokensAndNoPagesAreFine) {
   for (const Mode& mode : kModes) {
     Rows none(mode.format, 0, 28), some(mode.format, 2, 28);
@@ -418,7 +484,7 @@ std::vector<Out> dequantize(KvFormat format, PagedCache& cache, std::int64_t tok
 // Codes, scales and RoPE of any bits whatever, NaN included.
 TEST(Dequantize, EqualsTheDefinitionOnRandomBytes) {
   std::mt19937 random(31);
-  for (const KvFormat format : {KvFormat::v32, KvFormat::v4}) {
+  for (const KvFormat format : kAllFormats) {
     for (const std::int64_t page : {1, 2, 61, 64}) {
       PagedCache cache(format, 2, page, 16);
       for (std::int64_t p = 0; p < 2; ++p) {

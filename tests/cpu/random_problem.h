@@ -56,6 +56,7 @@ class RandomProblem {
     set_rope(shape, dim);
 
     problem.kv = cache_.pool();
+    if (traits_of(shape.format).scale_type == ScaleType::cache) problem.kv.scale = 0.37f;
     problem.selection = select(shape, cache_.num_slots(), shape.topk, indices_, lengths_);
     if (shape.extra_pages > 0) {
       problem.extra_kv = extra_cache_.pool();
@@ -112,20 +113,20 @@ class RandomProblem {
       const std::int64_t offset = slot % cache.page_size();
       std::byte* page = cache.page(slot / cache.page_size());
       std::byte* row = page + offset * row_stride_bytes(format);
-      if (format == KvFormat::bf16) {
-        fill_bf16(row, bf16kv::kKeyDim);
-        continue;
+      const RowTraits traits = traits_of(format);
+      for (int c = 0; c < traits.code_columns; ++c) row[c] = std::byte(uniform(0, 1) * 128 + uniform(0, 0x5f));
+      fill_bf16(row + traits.bf16_offset, traits.bf16_columns);
+      std::byte* scales = (traits.has_scale_plane() ? page + plane_offset(format, cache.page_size(), offset) : row) +
+                          traits.scales_offset;
+      if (traits.scale_type == ScaleType::ue8m0) {
+        const int group = std::max(traits.num_scales(), traits.plane_group_bytes);
+        for (int i = 0; i < group; ++i) {
+          scales[i] = i < traits.num_scales() ? std::byte(uniform(123, 128)) : std::byte{0xff};
+        }
       }
-      const int codes = format == KvFormat::v4 ? v4::kNopeDim : v32::kNopeDim;
-      for (int c = 0; c < codes; ++c) row[c] = std::byte(uniform(0, 1) * 128 + uniform(0, 0x5f));
-      fill_bf16(row + (format == KvFormat::v4 ? v4::kRopeOffset : v32::kRopeOffset), kRopeDim);
-      for (int tile = 0; tile < v32::kNumTiles && format == KvFormat::v32; ++tile) {
+      for (int i = 0; i < traits.num_scales() && traits.scale_type == ScaleType::float32; ++i) {
         const float scale = std::exp2(static_cast<float>(uniform(-400, 100)) / 100.0f);
-        std::memcpy(row + v32::kScalesOffset + 4 * tile, &scale, 4);
-      }
-      for (int tile = 0; tile < v4::kScaleGroupBytes && format == KvFormat::v4; ++tile) {
-        page[v4::scales_offset(static_cast<int>(cache.page_size()), static_cast<int>(offset)) + tile] =
-            tile < v4::kNumTiles ? std::byte(uniform(123, 128)) : std::byte{0xff};
+        std::memcpy(scales + 4 * i, &scale, 4);
       }
     }
   }

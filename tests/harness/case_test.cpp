@@ -118,7 +118,9 @@ TEST(Case, ErrorsNameKeyValueAndWhatIsAllowed) {
 
 TEST(Case, CombinationsAreChecked) {
   expect_mentions(error_of("decode fmt=v4 scale=amax"), {"amax", "pow2"});
-  expect_mentions(error_of("decode xpool=10"), {"xpool", "v4"});
+  expect_mentions(error_of("decode xpool=10"), {"xpool", "v32 has no second cache"});
+  expect_mentions(error_of("decode fmt=v41 scale=amax"), {"amax", "v41"});
+  expect_mentions(error_of("decode fmt=v32nope q=pair"), {"pair", "v32nope"});
   expect_mentions(error_of("decode fmt=v4 xtopk=10"), {"xtopk", "xpool"});
   expect_mentions(error_of("decode b=1000 pool=3000000"), {"slots"});
   // Whole pages count, not tokens.

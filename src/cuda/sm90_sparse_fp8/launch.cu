@@ -46,7 +46,8 @@ class Plan final : public SplitPlan {
 }  // namespace
 
 Status check(const PlanRequest& request) {
-  CHIASMA_RETURN_IF_ERROR(check_split_request(request));
+  constexpr KvFormat kFormats[] = {KvFormat::v32};
+  CHIASMA_RETURN_IF_ERROR(check_split_request(request, kFormats));
   if (!request.problem.q_is_one_tensor) return unsupported("it reads queries from one tensor, these have q_rope");
   return {};
 }

@@ -27,23 +27,25 @@ __device__ __forceinline__ uint2 load_shared_8(std::uint32_t address) {
 }
 
 // Where a lane's columns lie in the rows of a block.
+template <typename Config>
 struct ColumnReader {
   std::uint32_t address;  // shared, for the lane's token 2 t of the first step
 
-  __device__ ColumnReader(const RowBlock& block, int group, int warp, int lane)
-      : address(ptx::shared_address(&block.row[lane % 4 * 2][v32::kCodesOffset]) + group * kColumnsPerGroup +
-                warp * kColumnsPerWarp + lane / 4 * kColumnsPerThread) {}
+  __device__ ColumnReader(const RowBlock<Config>& block, int group, int warp, int lane)
+      : address(ptx::shared_address(&block.row[lane % 4 * 2]) + group * kColumnsPerGroup + warp * kColumnsPerWarp +
+                lane / 4 * kColumnsPerThread) {}
 
   __device__ void load(RawValues& raw, int step) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int token = step * 16 + i / 2 * 8 + i % 2;
-      raw.token[i] = load_shared_8(address + token * v32::kRowBytes);
+      raw.token[i] = load_shared_8(address + token * Config::kPitch);
     }
   }
 };
 
-// Operand of tile i: columns 2 i, 2 i + 1 of two pairs of tokens, times the tokens' scales.
+// Operand of tile i: columns 2 i, 2 i + 1 of two pairs of tokens, times the tokens' scales if there are any.
+template <bool kHasScales>
 __device__ __forceinline__ void dequantize_values(ptx::Fragment& fragment, const RawValues& raw, int tile,
                                                   const std::uint32_t (&scales)[2]) {
 #pragma unroll
@@ -54,10 +56,36 @@ __device__ __forceinline__ void dequantize_values(ptx::Fragment& fragment, const
         __byte_perm(tile < 2 ? first.x : first.y, tile < 2 ? second.x : second.y, tile % 2 == 0 ? 0x5140 : 0x7362);
     std::uint32_t even, odd;
     ptx::e4m3x4_to_half2x2(interleaved, even, odd);
-    fragment[2 * pair] = ptx::multiply_half2(even, scales[pair]);
-    fragment[2 * pair + 1] = ptx::multiply_half2(odd, scales[pair]);
+    fragment[2 * pair] = kHasScales ? ptx::multiply_half2(even, scales[pair]) : even;
+    fragment[2 * pair + 1] = kHasScales ? ptx::multiply_half2(odd, scales[pair]) : odd;
   }
   ptx::fragment_pin(fragment);
+}
+
+// The same for columns that are bf16 values in the row: all tiles of a step, loaded where they are needed. factors: of
+// the block's tokens. Rounded to f16.
+template <typename Config>
+__device__ __forceinline__ void take_bf16_values(ptx::Fragment (&fragments)[kValueTiles], const RowBlock<Config>& block,
+                                                 const float (&factors)[kBlockTokens], int step, int lane) {
+  const int first = step * 16 + lane % 4 * 2;
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair) {
+    const int token = first + pair * 8;
+    const std::uint32_t offset = Config::kTraits.bf16_offset + lane / 4 * kColumnsPerThread * 2;
+    const uint4 a = *reinterpret_cast<const uint4*>(block.row[token] + offset);
+    const uint4 b = *reinterpret_cast<const uint4*>(block.row[token + 1] + offset);
+    const float2 by = *reinterpret_cast<const float2*>(&factors[token]);
+    const std::uint32_t words[kValueTiles][2] = {{a.x, b.x}, {a.y, b.y}, {a.z, b.z}, {a.w, b.w}};
+#pragma unroll
+    for (int i = 0; i < kValueTiles; ++i) {
+      const auto [own, other] = words[i];
+      fragments[i][2 * pair] = ptx::pack_half2(__uint_as_float(own << 16) * by.x, __uint_as_float(other << 16) * by.y);
+      fragments[i][2 * pair + 1] =
+          ptx::pack_half2(__uint_as_float(own & 0xffff0000u) * by.x, __uint_as_float(other & 0xffff0000u) * by.y);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kValueTiles; ++i) ptx::fragment_pin(fragments[i]);
 }
 
 __device__ __forceinline__ void values_pin(RawValues& raw) {
@@ -77,14 +105,21 @@ struct PvOperands {
 // after_wait(step): called when no products are under way but those of step `step` - 1.
 template <typename Config, typename AfterLoad, typename AfterWait>
 __device__ __forceinline__ void accumulate_pv(OutputTiles<Config::kHeads>& output, PvOperands& operands,
-                                              std::uint32_t probabilities, const RowBlock& block,
-                                              const ValueScales& value_scales, int group, int warp, int lane,
+                                              std::uint32_t probabilities, const RowBlock<Config>& block,
+                                              const ValueScales<Config>& value_scales, int group, int warp, int lane,
                                               AfterLoad&& after_load, AfterWait&& after_wait) {
-  constexpr int kWarpsPerScaleTile = v32::kTileDim / kColumnsPerWarp;
-  constexpr int kTilesPerGroup = kColumnsPerGroup / v32::kTileDim;
-  const ColumnReader reader(block, group, warp, lane);
-  const int scale_tile = group * kTilesPerGroup + warp / kWarpsPerScaleTile;
-  const auto* scale_pairs = reinterpret_cast<const std::uint32_t*>(value_scales[scale_tile]) + lane % 4;
+  constexpr bool kHasScales = Config::kScaling != Scaling::none;
+  const ColumnReader<Config> reader(block, group, warp, lane);
+  // Of one warp, in both groups' arithmetic the last.
+  const bool is_bf16 = Config::kHasBf16Values && group == kMathGroups - 1 && warp == kWarpsPerWarpgroup - 1;
+  const std::uint32_t* scale_pairs = nullptr;
+  if constexpr (kHasScales) {
+    // Where tiles are narrower than a warp's columns, lanes have different ones.
+    constexpr int kScaleColumns = Config::kTraits.scale_columns;
+    const int own_column = kScaleColumns < kColumnsPerWarp ? lane / 4 * kColumnsPerThread : 0;
+    const int scale_tile = (group * kColumnsPerGroup + warp * kColumnsPerWarp + own_column) / kScaleColumns;
+    scale_pairs = reinterpret_cast<const std::uint32_t*>(value_scales.code[is_bf16 ? 0 : scale_tile]) + lane % 4;
+  }
   const std::uint64_t p = tile::descriptor(probabilities, 0, tile::kAtomBytes);
   constexpr int kStepUnits = 16 * tile::kPanelRowBytes / 16;
 
@@ -95,14 +130,25 @@ __device__ __forceinline__ void accumulate_pv(OutputTiles<Config::kHeads>& outpu
 #pragma unroll
   for (int step = 0; step < kPvSteps; ++step) {
     RawValues& raw = operands.raw[step % 2];
-    const std::uint32_t scales[2] = {scale_pairs[step * 8], scale_pairs[step * 8 + 4]};
+    std::uint32_t scales[2] = {};
+    if constexpr (kHasScales) {
+      scales[0] = scale_pairs[step * 8];
+      scales[1] = scale_pairs[step * 8 + 4];
+    }
     // The products that read this set of operands last are done.
     ptx::wgmma_wait<1>();
     after_wait(step);
-    values_pin(raw);
+    if constexpr (Config::kHasBf16Values) {
+      if (is_bf16) take_bf16_values<Config>(operands.fragments[step % 2], block, value_scales.bf16, step, lane);
+    }
+    if (!is_bf16) {
+      values_pin(raw);
 #pragma unroll
-    for (int i = 0; i < kValueTiles; ++i) dequantize_values(operands.fragments[step % 2][i], raw, i, scales);
-    if (step + 2 < kPvSteps) reader.load(raw, step + 2);
+      for (int i = 0; i < kValueTiles; ++i) {
+        dequantize_values<kHasScales>(operands.fragments[step % 2][i], raw, i, scales);
+      }
+      if (step + 2 < kPvSteps) reader.load(raw, step + 2);
+    }
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kValueTiles; ++i) {

@@ -38,7 +38,7 @@ inline constexpr std::array<tile::Need, 13> kNeeds = {{
 inline constexpr int kRegistersPerSm = 65536;
 static_assert(kLaunchRegisters * kThreads <= kRegistersPerSm);
 inline constexpr int kSharedBulkBytes = kMaxHeadsPerCta * v32::kKeyDim * 2 +
-                                        Config<kMaxHeadsPerCta>::kStages * kBlockTokens * v32::kRowBytes +
+                                        Config<KvFormat::v32, kMaxHeadsPerCta>::kStages * kBlockTokens * v32::kRowBytes +
                                         kMathGroups * kMaxHeadsPerCta * kBlockTokens * 2;  // Q, rows, P
 static_assert(kSharedBulkBytes <= 227 * 1024);
 

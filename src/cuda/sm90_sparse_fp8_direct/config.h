@@ -1,4 +1,4 @@
-// Sizes and roles of this kernel. What depends on the number of heads is in Config.
+// Sizes and roles of this kernel. What depends on the cache's format and the number of heads is in Config.
 #pragma once
 
 #include "cuda/tile/swizzle.h"
@@ -24,10 +24,6 @@ inline constexpr int kLaunchRegisters = 168;
 
 inline constexpr int kBlockTokens = 64;  // M of QK, contraction of PV
 inline constexpr int kTokensPerWarp = kBlockTokens / kWarpsPerWarpgroup;
-inline constexpr int kCodePanels = v32::kNopeDim / tile::kPanelColumns;  // 8, two a scale tile
-inline constexpr int kKeyPanels = kCodePanels + 1;                       // the last one is RoPE
-inline constexpr int kRopePanel = kCodePanels;
-inline constexpr int kPanelsPerScaleTile = v32::kTileDim / tile::kPanelColumns;
 inline constexpr int kStepsPerPanel = tile::kPanelColumns / 16;
 inline constexpr int kColumnsPerGroup = kValueDim / kMathGroups;  // of the output
 inline constexpr int kColumnsPerThread = 8;                       // consecutive
@@ -35,14 +31,63 @@ inline constexpr int kValueTiles = kColumnsPerGroup / 64;         // 64 x heads 
 inline constexpr int kColumnsPerWarp = kColumnsPerGroup / kWarpsPerWarpgroup;
 static_assert(kColumnsPerThread == 2 * kValueTiles);
 
+// How scales enter the products.
+enum class Scaling {
+  ratios,    // any float32: sums of QK are multiplied where a tile of columns ends, V's codes as operands
+  operands,  // powers of two: codes are multiplied as they become operands, which is exact
+  none,      // one for the whole cache, which is in sm_scale and in the results' multipliers
+};
+
+// A format's rows as they lie in shared memory.
+template <KvFormat kKvFormat>
+struct Rows {
+  static constexpr KvFormat kFormat = kKvFormat;
+  static constexpr RowTraits kTraits = traits_of(kKvFormat);
+  static constexpr Scaling kScaling = kTraits.scale_type == ScaleType::float32 ? Scaling::ratios
+                                      : kTraits.scale_type == ScaleType::ue8m0 ? Scaling::operands
+                                                                               : Scaling::none;
+  static constexpr bool kHasSecondCache = kTraits.has_second_cache;
+
+  static constexpr int kScaleBytes = kScaling == Scaling::ratios ? 4 : 1;
+  static constexpr int kBf16End = kTraits.bf16_columns == 0 ? 0 : kTraits.bf16_offset + 2 * kTraits.bf16_columns;
+  static constexpr int kScalesEnd = kTraits.has_scale_plane() || kScaling == Scaling::none
+                                        ? 0
+                                        : kTraits.scales_offset + kTraits.num_scales() * kScaleBytes;
+  static constexpr int largest(int a, int b) { return a > b ? a : b; }
+  // What one bulk copy brings: the row as far as anything is read of it.
+  static constexpr int kCopyBytes = largest(kTraits.code_columns, largest(kBf16End, kScalesEnd));
+  // Scales of a page's scale plane are put behind that.
+  static constexpr int kPlaneBytes = kTraits.plane_group_bytes;
+  static constexpr int kScalesOffset = kTraits.has_scale_plane() ? kCopyBytes : kTraits.scales_offset;
+  // LAYOUT: an odd number of chunks of 16 bytes, so that rows shift by one bank group of eight: QK reads the same chunk
+  // of eight rows at a time, PV two chunks of rows 2 i, 2 i + 2, 2 i + 4 and 2 i + 6, and both meet all banks once.
+  static constexpr int kPitch = ((kCopyBytes + kPlaneBytes + 15) / 16 | 1) * 16;
+  static_assert(kCopyBytes % 16 == 0 && kTraits.row_bytes % 16 == 0);
+
+  static constexpr int kCodePanels = kTraits.code_columns / tile::kPanelColumns;
+  static constexpr int kBf16Panels = kTraits.bf16_columns / tile::kPanelColumns;  // behind those of codes
+  static constexpr int kKeyPanels = kCodePanels + kBf16Panels;
+  static_assert(kCodePanels * tile::kPanelColumns == kTraits.code_columns);
+  // Columns of V that are codes; the others are the bf16 columns of the row, and belong to one warp.
+  static constexpr int kValueCodes = kTraits.code_columns < kValueDim ? kTraits.code_columns : kValueDim;
+  static constexpr bool kHasBf16Values = kValueCodes < kValueDim;
+  static_assert(!kHasBf16Values || kValueDim - kValueCodes == kColumnsPerWarp);
+  // PERF: with two kinds of values in a row ptxas finds no registers for 64 heads and serialises the products
+  // (docs/decisions/0006).
+  static constexpr int kMostHeadsPerCta = kHasBf16Values ? 32 : 64;
+  // Tiles of columns of V with a scale each.
+  static constexpr int kValueTilesScaled = kScaling == Scaling::none ? 0 : kValueCodes / kTraits.scale_columns;
+};
+
 // kHeads: columns of both products, 8, 16, 32 or 64. More heads are several thread blocks.
-template <int kHeadsPerCta>
-struct Config {
+template <KvFormat kKvFormat, int kHeadsPerCta>
+struct Config : Rows<kKvFormat> {
   static constexpr int kHeads = kHeadsPerCta;
   // Blocks of rows in shared memory: as many as fit beside the query.
   static constexpr int kStages = kHeadsPerCta == 64 ? 3 : 4;
-  static constexpr int kMathRegisters = kHeadsPerCta == 64 ? 232 : 216;
-  static constexpr int kGatherRegisters = kHeadsPerCta == 64 ? 40 : 72;
+  // A gatherer of two caches keeps more in mind.
+  static constexpr int kMathRegisters = kHeadsPerCta != 64 ? 216 : Rows<kKvFormat>::kHasSecondCache ? 224 : 232;
+  static constexpr int kGatherRegisters = kHeadsPerCta != 64 ? 72 : Rows<kKvFormat>::kHasSecondCache ? 56 : 40;
   static_assert(kMathGroups * kMathRegisters + kGatherRegisters <= kRoles * kLaunchRegisters);
 };
 inline constexpr int kMinHeadsPerCta = 8;
@@ -63,6 +108,14 @@ inline constexpr float kLeastUnit = 0x1p-100f;
 inline constexpr float kMostUnit = 0x1p115f;
 // Tokens of other units need care: see FarSums.
 inline constexpr float kNearUnitExponent = 45.0f;
+
+// Scales that are powers of two need no unit while the largest of a token is within these bounds: then scales are exact
+// in f16, codes times them stay below its limit, and what falls below 2^-25 is less than 2^-23 of the token's largest
+// number. Biased exponents.
+inline constexpr std::uint32_t kLeastPlainExponent = 127 - 9;
+inline constexpr std::uint32_t kMostPlainExponent = 127 + 7;
+// The same for rotary values that are values as well, as bf16 bits without sign: below 2^15.
+inline constexpr std::uint32_t kMostPlainBf16 = (127 + 15) << 7;
 
 // Scales of neighbouring tiles that are further apart than this could let the sums of QK leave float32: ratios are
 // multiplied up to three times.

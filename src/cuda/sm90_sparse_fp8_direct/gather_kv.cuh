@@ -12,14 +12,44 @@
 namespace chiasma::sm90_sparse_fp8_direct {
 
 // What masked rows are copied from, so that no copy needs a condition and no NaN of another row stays in its place:
-// codes and RoPE values of 0, scales of 1.
+// codes and bf16 values of 0, scales of 1.
 struct alignas(16) MaskedRow {
   std::uint8_t codes[v32::kNopeDim];
   float scales[v32::kNumTiles];
-  std::uint8_t rope[kRopeDim * 2];
+  std::uint8_t bf16[kRopeDim * 2];
 };
-static_assert(sizeof(MaskedRow) == v32::kRowBytes);
+struct alignas(16) MaskedExponentRow {
+  std::uint8_t codes[512];
+  std::uint32_t exponents[4];
+};
+inline constexpr std::uint32_t kExponentsOfOne = 0x7f7f7f7f;
 __device__ const MaskedRow masked_row = {{}, {1.0f, 1.0f, 1.0f, 1.0f}, {}};
+__device__ const MaskedExponentRow masked_exponent_row = {
+    {}, {kExponentsOfOne, kExponentsOfOne, kExponentsOfOne, kExponentsOfOne}};
+__device__ const uint4 masked_zeros[576 / 16] = {};
+
+template <typename Config>
+__device__ __forceinline__ const std::byte* masked_row_of() {
+  constexpr bool kScalesInRow = Config::kScaling != Scaling::none && !Config::kTraits.has_scale_plane();
+  if constexpr (!kScalesInRow) {
+    static_assert(sizeof(masked_zeros) >= Config::kCopyBytes);
+    return reinterpret_cast<const std::byte*>(masked_zeros);
+  } else if constexpr (Config::kScaling == Scaling::ratios) {
+    static_assert(Config::kScalesOffset == v32::kScalesOffset && sizeof(masked_row) >= Config::kCopyBytes);
+    return reinterpret_cast<const std::byte*>(&masked_row);
+  } else {
+    static_assert(Config::kScalesOffset == 512 && sizeof(masked_exponent_row) >= Config::kCopyBytes);
+    return reinterpret_cast<const std::byte*>(&masked_exponent_row);
+  }
+}
+
+// A token's scales from the scale plane of its page, in registers until their place in shared memory is free.
+template <int kBytes>
+struct PlaneScales {
+  std::uint32_t word[kBytes / 4];
+};
+template <>
+struct PlaneScales<0> {};
 
 template <typename Config>
 class Gatherer {
@@ -35,11 +65,12 @@ class Gatherer {
     advance();
     while (step_ != Step::end) {
       const bool has_rows = step_ == Step::block;
-      const std::byte* row = resolve(index_);
+      PlaneScales<Config::kPlaneBytes> scales;
+      const std::byte* row = resolve(index_, scales);
       // The indices of the next block are on their way before those of this one are needed.
       advance();
       if (!has_rows) continue;
-      gather_rows(row);
+      gather_rows(row, scales);
       stage_.advance();
     }
   }
@@ -50,7 +81,10 @@ class Gatherer {
   // Leads to the next step, at first to the first, and asks for its indices.
   __device__ void advance() {
     entry_ += kBlockTokens;
-    const bool begins = entry_ >= end_entry_;
+    bool begins = entry_ >= end_entry_;
+    if constexpr (Config::kHasSecondCache) {
+      if (begins && extra_end_entry_ > 0) begins = !begin_second_cache();
+    }
     step_ = begins ? next_piece() : Step::block;
     const std::int32_t own = entry_ + token();
     index_ = own < valid_entries_ ? __ldg(indices_ + own) : -1;
@@ -59,7 +93,7 @@ class Gatherer {
   }
 
   __device__ Step next_piece() {
-    const Work work = next_work(params_, group_of_block<Config>(params_), &unit_);
+    const Work work = next_work<Config>(params_, group_of_block<Config>(params_), &unit_);
     if (describes()) {
       ptx::mbarrier_wait(ptx::shared_address(&smem_.piece_empty[piece_.index]), piece_.phase ^ 1u);
       smem_.work[piece_.index] = work;
@@ -73,8 +107,32 @@ class Gatherer {
     valid_entries_ = work.valid_entries;
     entry_ = work.piece.first_block * kBlockTokens;
     end_entry_ = entry_ + work.num_blocks * kBlockTokens;
+    if constexpr (Config::kHasSecondCache) remember_second_cache(work);
     if (!is_first) prefetch_query(work);
     return Step::block;
+  }
+
+  // Of a piece's blocks, those behind the first cache's are of the second.
+  __device__ void remember_second_cache(const Work& work) {
+    const std::int32_t first_end = work.blocks_of_first_cache() * kBlockTokens;
+    const Selection& selection = params_.problem.extra_selection;
+    is_second_ = false;
+    extra_indices_ = selection.indices + work.request * selection.stride_b + work.query_token * selection.stride_s;
+    extra_valid_ = work.valid_extra;
+    extra_entry_ = max(entry_ - first_end, 0);
+    extra_end_entry_ = end_entry_ - first_end;
+    end_entry_ = min(end_entry_, first_end);
+    if (entry_ >= end_entry_) begin_second_cache();
+  }
+
+  __device__ bool begin_second_cache() {
+    is_second_ = true;
+    indices_ = extra_indices_;
+    valid_entries_ = extra_valid_;
+    entry_ = extra_entry_;
+    end_entry_ = extra_end_entry_;
+    extra_end_entry_ = 0;
+    return true;
   }
 
   // Pieces are described as soon as they are known, at most one ahead of the rows asked for.
@@ -84,13 +142,40 @@ class Gatherer {
   }
   __device__ static bool describes() { return threadIdx.x % kWarpgroupThreads == 0; }
 
-  __device__ const std::byte* resolve(std::int32_t slot) const {
-    const KvPool& kv = params_.problem.kv;
-    if (slot < 0 || slot >= kv.num_slots()) return reinterpret_cast<const std::byte*>(&masked_row);
+  __device__ const KvPool& pool() const {
+    if constexpr (Config::kHasSecondCache) {
+      if (is_second_) return params_.problem.extra_kv;
+    }
+    return params_.problem.kv;
+  }
+
+  // The row of a slot, and its scales where they lie elsewhere.
+  __device__ const std::byte* resolve(std::int32_t slot, PlaneScales<Config::kPlaneBytes>& scales) const {
+    const KvPool& kv = pool();
+    const bool is_masked = slot < 0 || slot >= kv.num_slots();
+    if constexpr (Config::kPlaneBytes > 0) {
+#pragma unroll
+      for (std::uint32_t& word : scales.word) word = kExponentsOfOne;
+    }
+    if (is_masked) return masked_row_of<Config>();
     const auto page_size = static_cast<std::uint32_t>(kv.page_size);
     const std::uint32_t page = static_cast<std::uint32_t>(slot) / page_size;
     const std::uint32_t offset = static_cast<std::uint32_t>(slot) - page * page_size;
-    return kv.data + page * kv.page_stride_bytes + std::int64_t{offset} * v32::kRowBytes;
+    const std::byte* page_begin = kv.data + page * kv.page_stride_bytes;
+    if constexpr (Config::kPlaneBytes == 8) {
+      const uint2 words =
+          __ldg(reinterpret_cast<const uint2*>(page_begin + plane_offset(Config::kFormat, page_size, offset)));
+      scales.word[0] = words.x;
+      scales.word[1] = words.y;
+    } else if constexpr (Config::kPlaneBytes == 16) {
+      const uint4 words =
+          __ldg(reinterpret_cast<const uint4*>(page_begin + plane_offset(Config::kFormat, page_size, offset)));
+      scales.word[0] = words.x;
+      scales.word[1] = words.y;
+      scales.word[2] = words.z;
+      scales.word[3] = words.w;
+    }
+    return page_begin + std::int64_t{offset} * params_.row_bytes;
   }
 
   // The lane's token of a block, for the first 16 lanes.
@@ -99,8 +184,8 @@ class Gatherer {
     return lane_ / kRowsAtOnce % kWarpsPerWarpgroup * kTokensPerWarp + warp_ * kRowsAtOnce + lane_ % kRowsAtOnce;
   }
 
-  // row: of the lane's token.
-  __device__ void gather_rows(const std::byte* row) {
+  // row, scales: of the lane's token.
+  __device__ void gather_rows(const std::byte* row, const PlaneScales<Config::kPlaneBytes>& scales) {
     const std::uint32_t kv_full = ptx::shared_address(&smem_.kv_full[stage_.index]);
 #pragma unroll
     for (int part = 0; part < kWarpsPerWarpgroup; ++part) {
@@ -108,13 +193,22 @@ class Gatherer {
       if (part == 0) {
         // Nobody asks for the last block's validity any more once its accumulation has begun.
         if (lane_ < kTokensPerWarp) {
-          smem_.valid[stage_.index][token()] = row != reinterpret_cast<const std::byte*>(&masked_row);
-          ptx::mbarrier_arrive_expect_tx(kv_full, v32::kRowBytes);
+          smem_.valid[stage_.index][token()] = row != masked_row_of<Config>();
+          if constexpr (Config::kPlaneBytes > 0) store_scales(scales);
+          ptx::mbarrier_arrive_expect_tx(kv_full, Config::kCopyBytes);
         }
         __syncwarp();
       }
       copy_rows(row, part, kv_full);
     }
+  }
+
+  // SYNC: rows of the whole stage are free only part by part, but nobody asks for the scales behind them any more once
+  // the first part is: they were taken before the accumulation of the block began.
+  __device__ void store_scales(const PlaneScales<Config::kPlaneBytes>& scales) const {
+    std::uint8_t* to = smem_.rows[stage_.index].row[token()] + Config::kScalesOffset;
+#pragma unroll
+    for (int i = 0; i < Config::kPlaneBytes / 4; ++i) reinterpret_cast<std::uint32_t*>(to)[i] = scales.word[i];
   }
 
   // One lane copies for all, with addresses that are the same in all lanes. A copy a lane would become a loop over
@@ -131,7 +225,7 @@ class Gatherer {
     if (!ptx::elect_lane()) return;
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
-      ptx::copy_bulk_from_global(target + i * v32::kRowBytes, source[i], v32::kRowBytes, kv_full);
+      ptx::copy_bulk_from_global(target + i * Config::kPitch, source[i], Config::kCopyBytes, kv_full);
     }
   }
 
@@ -142,7 +236,7 @@ class Gatherer {
     const int num_heads = min(problem.h_q - first_head, Config::kHeads);
     const int thread = warp_ * kWarpThreads + ptx::lane_id_here();
     constexpr int kLineColumns = 64;  // of 128 bytes
-    constexpr int kLines = v32::kNopeDim / kLineColumns;
+    constexpr int kLines = (Config::kTraits.key_dim() - kRopeDim) / kLineColumns;
     static_assert(kRopeDim == kLineColumns && kWarpgroupThreads >= Config::kHeads);
     // PERF: one pointer at a time, since the gatherer's registers are few.
     if (thread < num_heads) ptx::prefetch_l2(query_rope_of(problem, work, first_head + thread));
@@ -162,6 +256,10 @@ class Gatherer {
   std::int32_t valid_entries_ = 0, entry_ = 0, end_entry_ = 0;
   std::int32_t index_ = -1;
   Step step_ = Step::end;
+  // Of the piece's second cache: 0 blocks left where extra_end_entry_ is not above extra_entry_.
+  bool is_second_ = false;
+  const std::int32_t* extra_indices_ = nullptr;
+  std::int32_t extra_valid_ = 0, extra_entry_ = 0, extra_end_entry_ = 0;
 };
 
 }  // namespace chiasma::sm90_sparse_fp8_direct

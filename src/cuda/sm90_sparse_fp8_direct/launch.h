@@ -1,4 +1,5 @@
-// How the registry reaches this kernel; check_split_request() says what it can do.
+// Host side of the kernel: what it supports, how it cuts the work, and the launch. No CUDA header is needed to include
+// this.
 #pragma once
 
 #include <memory>
@@ -7,8 +8,8 @@
 
 namespace chiasma::sm90_sparse_fp8_direct {
 
+Status check(const PlanRequest& request);
 std::unique_ptr<PlannedDecode> plan(const PlanRequest& request);
-// Of a decode by this kernel, by the model of split_cost.h.
 double estimate_us(const PlanRequest& request);
 
 }  // namespace chiasma::sm90_sparse_fp8_direct

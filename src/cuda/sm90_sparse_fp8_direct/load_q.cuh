@@ -1,9 +1,9 @@
 // Stage load_q: the query of a piece from memory, divided by a power of two per head, into the K-major panels: f16
-// against codes, bf16 against RoPE values. By all math warps. Heads beyond h_q become zeros.
+// against codes, bf16 against the row's bf16 values. By all math warps. Heads beyond h_q become zeros.
 //
 // LAYOUT: QK may take the contraction in any order, if both operands agree. Of a chunk of 16 codes lane t of a quad has
 // codes 4 t to 4 t + 3, where the tensor cores have 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of a step; so words 0 to 7 of 16
-// query columns (two chunks) are stored as 0, 2, 4, 6 and 1, 3, 5, 7. RoPE values need no permutation.
+// query columns (two chunks) are stored as 0, 2, 4, 6 and 1, 3, 5, 7. bf16 values need no permutation.
 #pragma once
 
 #include <cfloat>
@@ -16,12 +16,13 @@
 
 namespace chiasma::sm90_sparse_fp8_direct {
 
-// A row of the query is 64 chunks of 16 bytes and 8 of RoPE columns: lane l has chunks 2 l, 2 l + 1 and, if it is among
-// the first eight, RoPE chunk l.
-inline constexpr int kLaneChunks = 3;
+// A row of the query is chunks of 16 bytes. Lane l has chunks 2 l, 2 l + 1 and, of rows of 576 columns, if it is among
+// the first eight, chunk 64 + l. The last eight chunks may lie in a tensor of their own.
 inline constexpr int kRopeLanes = kRopeDim / tile::kChunkColumns;
-static_assert((kLaneChunks - 1) * kWarpThreads + kRopeLanes == v32::kKeyDim / tile::kChunkColumns);
-using LaneChunks = uint4[kLaneChunks];
+template <typename Config>
+inline constexpr int kLaneChunks = Config::kTraits.key_dim() * 2 / tile::kChunkBytes > 2 * kWarpThreads ? 3 : 2;
+template <typename Config>
+using LaneChunks = uint4[kLaneChunks<Config>];
 
 // PERF: a condition for each load, not one branch around a row's, so that all rows' loads are on their way together (16
 // requests of 128 heads: 33.0 instead of 34.5 us, H200, 2026-12-01).
@@ -30,7 +31,8 @@ __device__ __forceinline__ uint4 load_chunk(const bf16_t* row, int chunk, bool e
 }
 
 // Biased exponent of the row's largest number. All lanes get it.
-__device__ __forceinline__ std::uint32_t query_exponent(const LaneChunks& chunks) {
+template <int kChunks>
+__device__ __forceinline__ std::uint32_t query_exponent(const uint4 (&chunks)[kChunks]) {
   std::uint32_t packed = 0;
 #pragma unroll
   for (const uint4& chunk : chunks) packed = __vmaxu2(packed, tile::packed_magnitude(chunk));
@@ -47,21 +49,47 @@ __device__ __forceinline__ uint4 scaled_bf168(const uint4& words, float factor) 
                     scaled_bf162(words.w, factor));
 }
 
+// Two neighbouring chunks of columns that meet codes.
+__device__ __forceinline__ void store_code_columns(std::uint8_t* panel, int row, int first_chunk, const uint4& left,
+                                                   const uint4& right, float inverse) {
+  *reinterpret_cast<uint4*>(panel + tile::chunk_offset(row, first_chunk)) =
+      tile::scaled_half8(make_uint4(left.x, left.z, right.x, right.z), inverse);
+  *reinterpret_cast<uint4*>(panel + tile::chunk_offset(row, first_chunk + 1)) =
+      tile::scaled_half8(make_uint4(left.y, left.w, right.y, right.w), inverse);
+}
+
+// A lane's own chunk, where the neighbouring lane has the other of the two. All lanes.
+__device__ __forceinline__ void store_shared_code_columns(std::uint8_t* panel, int row, int lane, const uint4& own,
+                                                          float inverse) {
+  const bool is_right = lane % 2 == 1;
+  const std::uint32_t first = __shfl_xor_sync(0xffffffffu, is_right ? own.x : own.y, 1);
+  const std::uint32_t second = __shfl_xor_sync(0xffffffffu, is_right ? own.z : own.w, 1);
+  if (lane >= kRopeLanes) return;
+  const uint4 words = is_right ? make_uint4(first, second, own.y, own.w) : make_uint4(own.x, own.z, first, second);
+  *reinterpret_cast<uint4*>(panel + tile::chunk_offset(row, lane)) = tile::scaled_half8(words, inverse);
+}
+
 template <typename Config>
-__device__ __forceinline__ void store_row(const LaneChunks& chunks, SmemPlan<Config>& smem, float sm_scale, int row,
-                                          int lane) {
+__device__ __forceinline__ void store_row(const LaneChunks<Config>& chunks, SmemPlan<Config>& smem, float sm_scale,
+                                          int row, int lane) {
   const std::uint32_t exponent = query_exponent(chunks);
   const float inverse = __uint_as_float((254u + kQueryTargetExponent - exponent) << 23);
-  const uint4& left = chunks[0];
-  const uint4& right = chunks[1];
-  std::uint8_t* panel = smem.q[lane / 4];
-  *reinterpret_cast<uint4*>(panel + tile::chunk_offset(row, lane % 4 * 2)) =
-      tile::scaled_half8(make_uint4(left.x, left.z, right.x, right.z), inverse);
-  *reinterpret_cast<uint4*>(panel + tile::chunk_offset(row, lane % 4 * 2 + 1)) =
-      tile::scaled_half8(make_uint4(left.y, left.w, right.y, right.w), inverse);
-  if (lane < kRopeLanes) {
-    *reinterpret_cast<uint4*>(&smem.q[kRopePanel][tile::chunk_offset(row, lane)]) =
-        scaled_bf168(chunks[kLaneChunks - 1], inverse);
+  constexpr int kLanesPerPanel = tile::kPanelColumns / tile::kChunkColumns / 2;
+  std::uint8_t* panel = smem.q[lane / kLanesPerPanel];
+  const int first_chunk = lane % kLanesPerPanel * 2;
+  if (Config::kCodePanels >= kWarpThreads / kLanesPerPanel || lane / kLanesPerPanel < Config::kCodePanels) {
+    store_code_columns(panel, row, first_chunk, chunks[0], chunks[1], inverse);
+  } else {
+    *reinterpret_cast<uint4*>(panel + tile::chunk_offset(row, first_chunk)) = scaled_bf168(chunks[0], inverse);
+    *reinterpret_cast<uint4*>(panel + tile::chunk_offset(row, first_chunk + 1)) = scaled_bf168(chunks[1], inverse);
+  }
+  if constexpr (kLaneChunks<Config> == 3) {
+    std::uint8_t* last_panel = smem.q[Config::kKeyPanels - 1];
+    if constexpr (Config::kBf16Panels == 0) {
+      store_shared_code_columns(last_panel, row, lane, chunks[2], inverse);
+    } else if (lane < kRopeLanes) {
+      *reinterpret_cast<uint4*>(last_panel + tile::chunk_offset(row, lane)) = scaled_bf168(chunks[2], inverse);
+    }
   }
   const float factor =
       sm_scale * std::numbers::log2e_v<float> * __uint_as_float((exponent - kQueryTargetExponent) << 23);
@@ -76,23 +104,31 @@ __device__ __forceinline__ void load_q(const DecodeProblem& problem, SmemPlan<Co
   const int first = warp * kRowsPerWarp;
   const int num_rows = problem.h_q - (first_head + first);
   // PERF: all loads on their way together; one pointer at a time, since registers are few.
-  LaneChunks chunks[kRowsPerWarp];
-  const bf16_t* nope = query_of(problem, work, first_head + first);
-#pragma unroll
-  for (int i = 0; i < kRowsPerWarp; ++i) {
-#pragma unroll
-    for (int n = 0; n + 1 < kLaneChunks; ++n) {
-      chunks[i][n] = load_chunk(nope + i * problem.q_stride_h, 2 * lane + n, i < num_rows);
+  LaneChunks<Config> chunks[kRowsPerWarp];
+  const bf16_t* query = query_of(problem, work, first_head + first);
+  std::int64_t stride = problem.q_stride_h;
+  if constexpr (kLaneChunks<Config> == 2) {
+    // The last lanes' chunks are the rotary ones.
+    constexpr int kFirstRopeLane = kWarpThreads - kRopeLanes / 2;
+    if (lane >= kFirstRopeLane) {
+      query = query_rope_of(problem, work, first_head + first) - (Config::kTraits.key_dim() - kRopeDim);
+      stride = problem.q_rope_stride_h;
     }
   }
-  const bf16_t* rope = query_rope_of(problem, work, first_head + first);
 #pragma unroll
   for (int i = 0; i < kRowsPerWarp; ++i) {
-    chunks[i][kLaneChunks - 1] =
-        load_chunk(rope + i * problem.q_rope_stride_h, lane, i < num_rows && lane < kRopeLanes);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) chunks[i][n] = load_chunk(query + i * stride, 2 * lane + n, i < num_rows);
+  }
+  if constexpr (kLaneChunks<Config> == 3) {
+    const bf16_t* rope = query_rope_of(problem, work, first_head + first);
+#pragma unroll
+    for (int i = 0; i < kRowsPerWarp; ++i) {
+      chunks[i][2] = load_chunk(rope + i * problem.q_rope_stride_h, lane, i < num_rows && lane < kRopeLanes);
+    }
   }
 #pragma unroll
-  for (int i = 0; i < kRowsPerWarp; ++i) store_row(chunks[i], smem, problem.sm_scale, first + i, lane);
+  for (int i = 0; i < kRowsPerWarp; ++i) store_row<Config>(chunks[i], smem, problem.sm_scale, first + i, lane);
 }
 
 }  // namespace chiasma::sm90_sparse_fp8_direct

@@ -106,16 +106,16 @@ class MathGroup {
 
   __device__ void score(ptx::Accumulator<Config::kHeads>& scores, TokenUnits& units, std::uint32_t stage) {
     const int lane = ptx::lane_id_here();
-    float4 scales;
+    TokenScales<Config> scales;
     score_qk<Config>(scores, query_, smem_.rows[stage], smem_.factors[group_], warp_, lane, [&](int pair) {
       // PERF: loaded a pair before they are needed, since a warp waits for its loads in order.
       const int token = warp_ * kTokensPerWarp + ptx::lane_id_here() % kTokensPerWarp;
-      if (pair == 1) scales = smem_.rows[stage].scales(token);
+      if (pair == 1) scales.load(smem_.rows[stage], token);
       if (pair == 2 && ptx::lane_id_here() < kTokensPerWarp) {
-        prepare_factors(smem_.factors[group_], smem_.value_scales[stage], scales, smem_.valid[stage][token], token);
+        scales.prepare(smem_.factors[group_], smem_.value_scales[stage], smem_.valid[stage][token], token);
       }
       if (pair == 3) __syncwarp();
-      if (pair == kScorePairs - 1) {
+      if (pair == kScorePairs<Config> - 1) {
         const float* unit = &smem_.factors[group_].unit[warp_ * kTokensPerWarp + ptx::lane_id_here() / 4];
         units[0] = unit[0];
         units[1] = unit[8];
@@ -129,7 +129,7 @@ class MathGroup {
                             float most, bool needs_care) {
     const PieceState piece = smem_.piece;
     const bool care = any_of_group(needs_care);
-    if (care) {
+    if (Config::kScaling != Scaling::none && care) {
       score_qk_carefully<Config>(scores, query_, smem_.rows[stage], warp_, ptx::lane_id_here());
       load_units(units, smem_.rows[stage], ptx::lane_id_here());
       most = to_exponents<Config>(scores, smem_, units, ptx::lane_id_here());
@@ -198,11 +198,14 @@ class MathGroup {
   }
 
   // Units of tokens that need care, instead of NaN.
-  __device__ void load_units(TokenUnits& units, const RowBlock& block, int lane) {
+  __device__ void load_units(TokenUnits& units, const RowBlock<Config>& block, int lane) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int token = warp_ * kTokensPerWarp + lane / 4 + 8 * r;
-      if (isnan(units[r])) units[r] = ptx::log2_approx(unit_of(block.scales(token)));
+      if (!isnan(units[r])) continue;
+      TokenScales<Config> scales;
+      scales.load(block, token);
+      units[r] = ptx::log2_approx(scales.unit());
     }
   }
 
@@ -233,7 +236,8 @@ class MathGroup {
     const PieceState piece = smem_.piece;
     const float far = piece.far_sums ? smem_.far_reference[row] : 0.0f;
     *lse = piece.seen_valid ? (smem_.head[row].reference + far + log2f(sum)) * std::numbers::ln2_v<float> : -INFINITY;
-    const float multiplier = piece.seen_valid ? exp2f(-far) / sum : 0.0f;
+    float multiplier = piece.seen_valid ? exp2f(-far) / sum : 0.0f;
+    if constexpr (Config::kTraits.scale_type == ScaleType::cache) multiplier *= problem.kv.scale;
     const int head = smem_.first_head + row;
     const bool has_sink =
         work.piece.slot == tile::Piece::kWholeRow && problem.attn_sink != nullptr && head < problem.h_q;

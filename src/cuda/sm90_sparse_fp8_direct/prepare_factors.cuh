@@ -7,39 +7,138 @@
 
 #include "cuda/ptx/convert.cuh"
 #include "cuda/sm90_sparse_fp8_direct/smem_plan.h"
+#include "cuda/tile/bf16_words.cuh"
 
 namespace chiasma::sm90_sparse_fp8_direct {
-
-// What is taken out of a token's scales before PV and put into its probability: its largest scale over
-// kScaleTarget. Codes of the tile with that scale are then exact as operands.
-__device__ __forceinline__ float unit_of(const float4& scales) {
-  const float most = fmaxf(fmaxf(fabsf(scales.x), fabsf(scales.y)), fmaxf(fabsf(scales.z), fabsf(scales.w)));
-  return fminf(fmaxf(most * (1.0f / kScaleTarget), kLeastUnit), kMostUnit);
-}
 
 // Beyond these bounds, or no number.
 __device__ __forceinline__ bool is_extreme(float ratio) {
   return !(fabsf(ratio) <= kMostScaleRatio && fabsf(ratio) >= 1.0f / kMostScaleRatio);
 }
 
-__device__ __forceinline__ void prepare_factors(ScoreFactors& factors, ValueScales& value_scales, const float4& scales,
-                                                bool valid, int token) {
-  const float unit = unit_of(scales);
-  const float inverse = ptx::reciprocal_ftz(unit);
-  const float values[v32::kNumTiles] = {scales.x, scales.y, scales.z, scales.w};
-#pragma unroll
-  for (int tile = 0; tile < v32::kNumTiles; ++tile) {
-    value_scales[tile][token] = __half_as_ushort(__float2half_rn(values[tile] * inverse));
-  }
-  const float exponent = ptx::log2_approx(unit);
-  bool needs_care = fabsf(exponent) > kNearUnitExponent;
-#pragma unroll
-  for (int tile = 0; tile + 1 < v32::kNumTiles; ++tile) {
-    const float ratio = values[tile] * ptx::reciprocal_approx(values[tile + 1]);
-    factors.ratio[tile][token] = ratio;
-    needs_care = needs_care || is_extreme(ratio);
-  }
-  factors.unit[token] = !valid ? -INFINITY : needs_care ? NAN : exponent;
+__device__ __forceinline__ float clamp_unit(float unit) {
+  return fminf(fmaxf(unit, kLeastUnit), kMostUnit);
 }
+
+__device__ __forceinline__ std::uint16_t half_bits(float value) {
+  return __half_as_ushort(__float2half_rn(value));
+}
+
+// What a token's scales say. unit() is what is taken out of them before PV and put into the token's probability.
+template <typename Config, Scaling kScaling = Config::kScaling>
+struct TokenScales;
+
+// Any float32. The unit is the largest over kScaleTarget: codes of the tile with that scale are then exact as operands.
+template <typename Config>
+struct TokenScales<Config, Scaling::ratios> {
+  static constexpr int kTiles = Config::kTraits.num_scales();
+  static_assert(kTiles == 4);
+  float4 scales;
+
+  __device__ void load(const RowBlock<Config>& block, int token) { scales = block.scales(token); }
+
+  __device__ float unit() const {
+    const float most = fmaxf(fmaxf(fabsf(scales.x), fabsf(scales.y)), fmaxf(fabsf(scales.z), fabsf(scales.w)));
+    return clamp_unit(most * (1.0f / kScaleTarget));
+  }
+
+  __device__ void prepare(ScoreFactors<Config>& factors, ValueScales<Config>& value_scales, bool valid,
+                          int token) const {
+    const float own_unit = unit();
+    const float inverse = ptx::reciprocal_ftz(own_unit);
+    const float values[kTiles] = {scales.x, scales.y, scales.z, scales.w};
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) value_scales.code[tile][token] = half_bits(values[tile] * inverse);
+    const float exponent = ptx::log2_approx(own_unit);
+    bool needs_care = fabsf(exponent) > kNearUnitExponent;
+#pragma unroll
+    for (int tile = 0; tile + 1 < kTiles; ++tile) {
+      const float ratio = values[tile] * ptx::reciprocal_approx(values[tile + 1]);
+      factors.ratio[tile][token] = ratio;
+      needs_care = needs_care || is_extreme(ratio);
+    }
+    factors.unit[token] = !valid ? -INFINITY : needs_care ? NAN : exponent;
+  }
+};
+
+// Powers of two. Nearly always there is nothing to take out: see kLeastPlainExponent. Where there is, the unit is such
+// that codes times scales, and values that are no codes, fit f16.
+template <typename Config>
+struct TokenScales<Config, Scaling::operands> {
+  static constexpr int kTiles = Config::kTraits.num_scales();
+  static constexpr int kWords = (kTiles + 3) / 4;
+  std::uint32_t word[kWords];
+  std::uint32_t most_bf16;  // largest of the values that are no codes, as bits without sign
+
+  __device__ void load(const RowBlock<Config>& block, int token) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) word[i] = block.exponents(token, 4 * i);
+    most_bf16 = 0;
+    if constexpr (Config::kHasBf16Values) {
+      const auto* values = reinterpret_cast<const uint4*>(block.row[token] + Config::kTraits.bf16_offset);
+      std::uint32_t packed = 0;
+      // PERF: two at a time, since registers are full of products here.
+#pragma unroll 2
+      for (int i = 0; i < 2 * Config::kTraits.bf16_columns / 16; ++i) {
+        packed = __vmaxu2(packed, tile::packed_magnitude(values[i]));
+      }
+      most_bf16 = tile::larger_half(packed);
+    }
+  }
+
+  __device__ std::uint32_t exponent(int tile) const {
+    return word[tile / 4] >> tile % 4 * 8 & 0xffu;
+  }
+
+  __device__ std::uint32_t most_exponent() const {
+    std::uint32_t packed = word[0];
+#pragma unroll
+    for (int i = 1; i < kWords; ++i) {
+      // The bytes behind the last scale are nobody's.
+      const int in_word = kTiles - 4 * i;
+      packed = __vmaxu4(packed, in_word >= 4 ? word[i] : word[i] & ((1u << in_word * 8) - 1u));
+    }
+    packed = __vmaxu4(packed, packed >> 16);
+    return max(packed & 0xffu, packed >> 8 & 0xffu);
+  }
+  __device__ bool is_plain() const {
+    const std::uint32_t most = most_exponent();
+    return most >= kLeastPlainExponent && most <= kMostPlainExponent && most_bf16 < kMostPlainBf16;
+  }
+
+  __device__ float unit() const {
+    if (is_plain()) return 1.0f;
+    const float most_scale = ue8m0_to_float(static_cast<std::uint8_t>(most_exponent()));
+    const float for_codes = most_scale * (1.0f / kScaleTarget);
+    // With a NaN or an infinity among them the token's score is one, too, whatever the unit is.
+    const float for_bf16 = __uint_as_float((most_bf16 & 0x7f80u) << 16) * 0x1p-14f;
+    return clamp_unit(fmaxf(for_codes, for_bf16));
+  }
+
+  __device__ void prepare(ScoreFactors<Config>& factors, ValueScales<Config>& value_scales, bool valid,
+                          int token) const {
+    const bool plain = is_plain();
+    const float inverse = plain ? 1.0f : ptx::reciprocal_ftz(unit());
+#pragma unroll
+    for (int tile = 0; tile < Config::kValueTilesScaled; ++tile) {
+      const float scale =
+          plain ? __uint_as_float(exponent(tile) << 23) : ue8m0_to_float(static_cast<std::uint8_t>(exponent(tile)));
+      value_scales.code[tile][token] = half_bits(scale * inverse);
+    }
+    if constexpr (Config::kHasBf16Values) value_scales.bf16[token] = inverse;
+    factors.unit[token] = !valid ? -INFINITY : plain ? 0.0f : NAN;
+  }
+};
+
+// The cache's one scale is elsewhere.
+template <typename Config>
+struct TokenScales<Config, Scaling::none> {
+  __device__ void load(const RowBlock<Config>& /*block*/, int /*token*/) {}
+  __device__ float unit() const { return 1.0f; }
+  __device__ void prepare(ScoreFactors<Config>& factors, ValueScales<Config>& /*value_scales*/, bool valid,
+                          int token) const {
+    factors.unit[token] = valid ? 0.0f : -INFINITY;
+  }
+};
 
 }  // namespace chiasma::sm90_sparse_fp8_direct

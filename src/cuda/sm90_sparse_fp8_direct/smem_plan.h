@@ -2,7 +2,7 @@
 //
 // clang-format off
 // Barrier        count                bytes                 waits         releases                                  first parity
-// kv_full[s]     64 gatherer lanes    64 rows of 656        block's owner gatherer, its copies                      0
+// kv_full[s]     64 gatherer lanes    64 rows of kCopyBytes block's owner gatherer, its copies and its scales       0
 // kv_empty[s][w] 8 math warps         -                     gatherer      math, once tokens 16 w to 16 w + 15 are   1 (free at
 //                                                                         operands in their registers               the start)
 // piece_full[i]  1                    -                     math          gatherer: the piece's description          0
@@ -29,16 +29,26 @@ namespace chiasma::sm90_sparse_fp8_direct {
 inline constexpr int kMathBarrier = 1;
 inline constexpr int kGroupBarrier = 2;
 
-// Rows of a block as they lie in the cache. LAYOUT: a row is 41 chunks of 16 bytes, so that rows shift by one bank
-// group of eight: QK reads the same chunk of eight rows at a time, PV two chunks of rows 2 i, 2 i + 2, 2 i + 4 and 2 i
-// + 6, and both meet all banks once.
+// Rows of a block as they lie in the cache, with their scales from a scale plane behind them.
+template <typename Config>
 struct RowBlock {
-  alignas(16) std::uint8_t row[kBlockTokens][v32::kRowBytes];
+  alignas(16) std::uint8_t row[kBlockTokens][Config::kPitch];
 
+  // Of formats with four float32 scales.
   __device__ const float4& scales(int index) const {
-    return *reinterpret_cast<const float4*>(row[index] + v32::kScalesOffset);
+    return *reinterpret_cast<const float4*>(row[index] + Config::kScalesOffset);
   }
-  __device__ float scale(int index, int tile) const { return (&scales(index).x)[tile]; }
+  // Of formats with exponents: four of them from tile `tile` on, the first in the lowest byte.
+  __device__ std::uint32_t exponents(int index, int tile) const {
+    return *reinterpret_cast<const std::uint32_t*>(row[index] + Config::kScalesOffset + tile);
+  }
+  __device__ float scale(int index, int tile) const {
+    if constexpr (Config::kScaling == Scaling::ratios) {
+      return (&scales(index).x)[tile];
+    } else {
+      return ue8m0_to_float(row[index][Config::kScalesOffset + tile]);
+    }
+  }
 };
 
 // What turns a raw sum of a head into a log2 score, and its softmax reference.
@@ -48,10 +58,20 @@ struct HeadState {
 };
 
 // What the scales of a block become before anybody multiplies with them. By its owner, warp by warp.
-using ValueScales = std::uint16_t[v32::kNumTiles][kBlockTokens];  // divided by the token's unit, f16, for PV
+template <typename Config>
+struct ValueScales {
+  static constexpr int kTiles = Config::kValueTilesScaled;
+  // Divided by the token's unit, f16, for PV.
+  std::uint16_t code[kTiles == 0 ? 1 : kTiles][kTiles == 0 ? 1 : kBlockTokens];
+  // 1 / unit, for values that are no codes.
+  float bf16[Config::kHasBf16Values ? kBlockTokens : 1];
+};
+template <typename Config>
 struct ScoreFactors {
-  float ratio[v32::kNumTiles - 1][kBlockTokens];  // of the scales of a tile and the next
-  float unit[kBlockTokens];                       // exponent of two; -infinity: masked; NaN: the token needs care
+  static constexpr bool kHasRatios = Config::kScaling == Scaling::ratios;
+  // Of the scales of a tile and the next.
+  float ratio[kHasRatios ? Config::kTraits.num_scales() - 1 : 1][kHasRatios ? kBlockTokens : 1];
+  float unit[kBlockTokens];  // exponent of two; -infinity: masked; NaN: the token needs care
 };
 
 // Of one block: [64 tokens, heads] f16, rows of 128 bytes.
@@ -77,12 +97,12 @@ template <typename Config>
 struct SmemPlan {
   static constexpr int kQueryPanelBytes = Config::kHeads * tile::kPanelRowBytes;
 
-  // [heads, 576]: eight panels of f16, one of bf16, K-major, columns in the order that load_q.cuh explains.
-  alignas(tile::kAtomBytes) std::uint8_t q[kKeyPanels][kQueryPanelBytes];
+  // [heads, d_qk]: panels of f16, then of bf16, K-major, columns in the order that load_q.cuh explains.
+  alignas(tile::kAtomBytes) std::uint8_t q[Config::kKeyPanels][kQueryPanelBytes];
   Probabilities p[kMathGroups];
-  RowBlock rows[Config::kStages];
-  ValueScales value_scales[Config::kStages];
-  ScoreFactors factors[kMathGroups];
+  RowBlock<Config> rows[Config::kStages];
+  ValueScales<Config> value_scales[Config::kStages];
+  ScoreFactors<Config> factors[kMathGroups];
   Rescale<Config> rescale[kMathGroups];
   alignas(8) float totals[Config::kHeads];  // multipliers that turn accumulators into results
   bool valid[Config::kStages][kBlockTokens];
@@ -105,8 +125,9 @@ struct SmemPlan {
 };
 
 inline constexpr int kMaxSharedBytes = 227 * 1024;
-static_assert(sizeof(SmemPlan<Config<64>>) <= kMaxSharedBytes);
-static_assert(sizeof(SmemPlan<Config<32>>) <= kMaxSharedBytes);
+template <KvFormat kFormat>
+inline constexpr bool kFits = sizeof(SmemPlan<Config<kFormat, Rows<kFormat>::kMostHeadsPerCta>>) <= kMaxSharedBytes &&
+                              sizeof(SmemPlan<Config<kFormat, 32>>) <= kMaxSharedBytes;
 
 // A ring of stages: its current place and the parity that a wait for it uses.
 template <int kSize>

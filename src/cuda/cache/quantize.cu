@@ -1,0 +1,219 @@
+// quantize: bf16 rows to stored rows. A warp a row; a lane has 16 neighbouring columns, and lanes of one scale tile
+// share its largest magnitude by shuffles.
+#include "cuda/cache/rows.cuh"
+#include "format/quantize_tile.h"
+
+namespace chiasma::gpu {
+namespace {
+
+struct Columns {
+  std::uint32_t word[kLaneColumns / 2];  // two bf16 each
+
+  __device__ bf16_t operator[](int i) const {
+    return {static_cast<std::uint16_t>(i % 2 == 0 ? word[i / 2] & 0xffffu : word[i / 2] >> 16)};
+  }
+};
+
+// 16 numbers of a row from `column` on. They never lie on both sides of where the rotary columns begin.
+template <bool kAligned>
+__device__ __forceinline__ Columns load_columns(const QuantizeProblem& problem, std::int64_t token, int column,
+                                                int rope_begin) {
+  const bf16_t* from = column < rope_begin ? problem.kv + token * problem.kv_stride + column
+                                           : problem.rope + token * problem.rope_stride + (column - rope_begin);
+  Columns columns;
+  if constexpr (kAligned) {
+    const uint4 first = __ldg(reinterpret_cast<const uint4*>(from));
+    const uint4 second = __ldg(reinterpret_cast<const uint4*>(from) + 1);
+    const std::uint32_t words[] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+#pragma unroll
+    for (int i = 0; i < kLaneColumns / 2; ++i) columns.word[i] = words[i];
+  } else {
+    const auto* numbers = reinterpret_cast<const std::uint16_t*>(from);
+#pragma unroll
+    for (int i = 0; i < kLaneColumns / 2; ++i) {
+      columns.word[i] = __ldg(numbers + 2 * i) | static_cast<std::uint32_t>(__ldg(numbers + 2 * i + 1)) << 16;
+    }
+  }
+  return columns;
+}
+
+__device__ __forceinline__ float amax_of(const Columns& columns) {
+  float amax = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kLaneColumns; ++i) amax = larger_finite(amax, to_float(columns[i]));
+  return amax;
+}
+
+__device__ __forceinline__ int nonfinite_in(const Columns& columns) {
+  int count = 0;
+#pragma unroll
+  for (int i = 0; i < kLaneColumns; ++i) count += is_finite(to_float(columns[i])) ? 0 : 1;
+  return count;
+}
+
+// The largest among `kLanes` neighbouring lanes.
+template <int kLanes>
+__device__ __forceinline__ float largest_of_lanes(float value) {
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, step));
+  return value;
+}
+
+// Two codes; the instruction rounds and saturates as float_to_e4m3() does (cache_ops_test holds it against that).
+__device__ __forceinline__ std::uint32_t codes_of(float low, float high) {
+  std::uint16_t codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  return codes;
+}
+
+// Codes of 16 columns. Where some are not finite, or all of the tile are 0, the plain way.
+template <bool kIsPowerOfTwo>
+__device__ __forceinline__ uint4 quantize_columns(const Columns& columns, float scale, float amax, bool all_finite) {
+  std::uint32_t words[4] = {};
+  if (all_finite && amax > 0.0f) {
+    // Of a power of two the inverse is one as well, and the product what the quotient is.
+    const float inverse = kIsPowerOfTwo ? 1.0f / scale : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kLaneColumns; i += 2) {
+      const float low = to_float(columns[i]);
+      const float high = to_float(columns[i + 1]);
+      const std::uint32_t codes = kIsPowerOfTwo ? codes_of(low * inverse, high * inverse)
+                                                : codes_of(__fdiv_rn(low, scale), __fdiv_rn(high, scale));
+      words[i / 4] |= codes << i % 4 * 8;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kLaneColumns; ++i) {
+      words[i / 4] |= static_cast<std::uint32_t>(quantize_number(to_float(columns[i]), scale, amax)) << i % 4 * 8;
+    }
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+template <KvFormat kFormat>
+struct Tiling {
+  static constexpr RowTraits kTraits = traits_of(kFormat);
+  static constexpr bool kHasScales = kTraits.scale_type == ScaleType::float32 || kTraits.scale_type == ScaleType::ue8m0;
+  static constexpr int kLanesPerTile = kHasScales ? kTraits.scale_columns / kLaneColumns : kWarp;
+};
+
+template <KvFormat kFormat>
+__device__ __forceinline__ void store_scale(std::byte* scales, int tile, float scale) {
+  if constexpr (Tiling<kFormat>::kTraits.scale_type == ScaleType::ue8m0) {
+    reinterpret_cast<std::uint8_t*>(scales)[tile] = ue8m0_of(scale);
+  } else {
+    reinterpret_cast<float*>(scales)[tile] = scale;
+  }
+}
+
+__device__ __forceinline__ void store_bf16(std::byte* to, const Columns& columns) {
+  auto* words = reinterpret_cast<uint4*>(to);
+  words[0] = make_uint4(columns.word[0], columns.word[1], columns.word[2], columns.word[3]);
+  words[1] = make_uint4(columns.word[4], columns.word[5], columns.word[6], columns.word[7]);
+}
+
+// Stores what a lane's columns become, codes or themselves, and the tile's scale by its first lane.
+template <KvFormat kFormat, bool kIsPow2>
+__device__ __forceinline__ void store_columns(const Columns& columns, int column, float scale, float amax,
+                                              int num_nonfinite, std::byte* row, std::byte* scales) {
+  constexpr RowTraits kTraits = traits_of(kFormat);
+  if (column >= kTraits.code_columns) {
+    return store_bf16(row + kTraits.bf16_offset + 2 * (column - kTraits.code_columns), columns);
+  }
+  // The scale of a whole cache is any number.
+  constexpr bool kIsPowerOfTwo = kIsPow2 && Tiling<kFormat>::kHasScales;
+  *reinterpret_cast<uint4*>(row + column) = quantize_columns<kIsPowerOfTwo>(columns, scale, amax, num_nonfinite == 0);
+  if constexpr (Tiling<kFormat>::kHasScales) {
+    if (column % kTraits.scale_columns == 0) store_scale<kFormat>(scales, column / kTraits.scale_columns, scale);
+  }
+}
+
+// Returns how many of the lane's inputs are NaN or infinite.
+template <KvFormat kFormat, bool kAligned, bool kIsPow2>
+__device__ __forceinline__ int quantize_row(const QuantizeProblem& problem, std::int64_t token, std::int64_t slot,
+                                            int lane) {
+  using Format = Tiling<kFormat>;
+  constexpr RowTraits kTraits = traits_of(kFormat);
+  constexpr int kRopeBegin = kTraits.key_dim() - kRopeDim;
+  constexpr int kExtraLanes = (kTraits.key_dim() - kMainColumns) / kLaneColumns;
+  const RowPlace place = place_of<kFormat>(problem.pool, slot);
+  std::byte* row = problem.cache + place.row;
+  std::byte* scales = problem.cache + place.scales;
+
+  const Columns main = load_columns<kAligned>(problem, token, lane * kLaneColumns, kRopeBegin);
+  Columns extra{};
+  if (kExtraLanes > 0 && lane < kExtraLanes) {
+    extra = load_columns<kAligned>(problem, token, kMainColumns + lane * kLaneColumns, kRopeBegin);
+  }
+  float own = amax_of(main);
+  if (kTraits.code_columns > kMainColumns) own = fmaxf(own, amax_of(extra));
+  const float amax = kTraits.is_quantized() ? largest_of_lanes<Format::kLanesPerTile>(own) : 0.0f;
+  const float scale =
+      Format::kHasScales ? tile_scale(kIsPow2 ? ScaleMode::pow2 : ScaleMode::amax, amax) : problem.pool.scale;
+  const int main_nonfinite = nonfinite_in(main);
+  store_columns<kFormat, kIsPow2>(main, lane * kLaneColumns, scale, amax, main_nonfinite, row, scales);
+  int extra_nonfinite = 0;
+  if (kExtraLanes > 0 && lane < kExtraLanes) {
+    extra_nonfinite = nonfinite_in(extra);
+    store_columns<kFormat, kIsPow2>(extra, kMainColumns + lane * kLaneColumns, scale, amax, extra_nonfinite, row,
+                                    scales);
+  }
+  if (lane < kTraits.plane_group_bytes - kTraits.num_scales()) scales[kTraits.num_scales() + lane] = std::byte{0};
+  return main_nonfinite + extra_nonfinite;
+}
+
+template <KvFormat kFormat, bool kAligned, bool kIsPow2>
+__global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
+    quantize_kernel(const __grid_constant__ QuantizeProblem problem) {
+  const int lane = threadIdx.x % kWarp;
+  int num_nonfinite = 0;
+  for (std::int64_t token = first_row(); token < problem.tokens; token += row_stride()) {
+    const std::int64_t slot =
+        problem.slot_mapping == nullptr ? token : __ldg(problem.slot_mapping + token * problem.slot_mapping_stride);
+    if (slot < 0 || slot >= problem.pool.num_slots()) continue;
+    num_nonfinite += quantize_row<kFormat, kAligned, kIsPow2>(problem, token, slot, lane);
+  }
+  if (problem.nonfinite_count == nullptr) return;
+  num_nonfinite = __reduce_add_sync(0xffffffffu, num_nonfinite);
+  if (lane == 0 && num_nonfinite > 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(problem.nonfinite_count),
+              static_cast<unsigned long long>(num_nonfinite));
+  }
+}
+
+bool has_16_byte_rows(const QuantizeProblem& problem) {
+  return is_multiple_of_16(problem.kv) && is_multiple_of_16(problem.rope) && problem.kv_stride % 8 == 0 &&
+         problem.rope_stride % 8 == 0;
+}
+
+template <KvFormat kFormat>
+void launch(const QuantizeProblem& problem, cudaStream_t stream) {
+  const unsigned blocks = blocks_for_rows(problem.tokens);
+  constexpr int kThreads = kWarp * kWarpsPerBlock;
+  const bool pow2 = problem.scale == ScaleMode::pow2;
+  if (has_16_byte_rows(problem)) {
+    if (pow2) return quantize_kernel<kFormat, true, true><<<blocks, kThreads, 0, stream>>>(problem);
+    return quantize_kernel<kFormat, true, false><<<blocks, kThreads, 0, stream>>>(problem);
+  }
+  if (pow2) return quantize_kernel<kFormat, false, true><<<blocks, kThreads, 0, stream>>>(problem);
+  quantize_kernel<kFormat, false, false><<<blocks, kThreads, 0, stream>>>(problem);
+}
+
+}  // namespace
+
+Status quantize(const QuantizeProblem& problem, const Place& place) {
+  const DeviceScope scope(place.device);
+  CHIASMA_RETURN_IF_ERROR(scope.status());
+  const auto stream = static_cast<cudaStream_t>(place.stream);
+  if (problem.nonfinite_count != nullptr) {
+    CHIASMA_RETURN_IF_ERROR(to_status(cudaMemsetAsync(problem.nonfinite_count, 0, sizeof(std::int64_t), stream),
+                                      "setting nonfinite_count to 0"));
+  }
+  if (problem.tokens == 0) return {};
+  return for_format(problem.format, [&]<KvFormat kFormat>() {
+    launch<kFormat>(problem, stream);
+    return launched("launching the quantise kernel");
+  });
+}
+
+}  // namespace chiasma::gpu
