@@ -1,0 +1,1 @@
+"""Interfaces of other libraries, kept by Chiasma: see flash_mla."""
