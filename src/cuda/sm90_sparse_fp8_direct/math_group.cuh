@@ -139,7 +139,9 @@ class MathGroup {
       const int head = warp_ * kWarpThreads + ptx::lane_id_here();
       if (head < Config::kHeads) smem_.far_reference[head] = piece.seen_valid ? 0.0f : -INFINITY;
     }
-    const bool raise = any_of_group(most > (piece.seen_valid ? kLazyRaiseLog2 : -INFINITY));
+    // The first valid tokens count as such even if all their scores are NaN.
+    const bool has_valid = units[0] != -INFINITY || units[1] != -INFINITY;
+    const bool raise = any_of_group(piece.seen_valid ? most > kLazyRaiseLog2 : has_valid);
     if (is_first_thread()) {
       const bool seen_valid = piece.seen_valid || raise;
       smem_.piece = {seen_valid, far_sums, seen_valid && !far_sums ? kLazyRaiseLog2 : -INFINITY};
@@ -236,7 +238,8 @@ class MathGroup {
     const PieceState piece = smem_.piece;
     const float far = piece.far_sums ? smem_.far_reference[row] : 0.0f;
     *lse = piece.seen_valid ? (smem_.head[row].reference + far + log2f(sum)) * std::numbers::ln2_v<float> : -INFINITY;
-    float multiplier = piece.seen_valid ? exp2f(-far) / sum : 0.0f;
+    if (!piece.seen_valid) return kNothingValid;
+    float multiplier = exp2f(-far) / sum;
     if constexpr (Config::kTraits.scale_type == ScaleType::cache) multiplier *= problem.kv.scale;
     const int head = smem_.first_head + row;
     const bool has_sink =
