@@ -55,7 +55,7 @@ class MathGroup {
   // Both groups: the query's panels, and what a piece begins with.
   __device__ void begin_piece(const Work& work) {
     const int lane = ptx::lane_id_here();
-    load_q(params_.problem, smem_, work, smem_.first_head, group_ * kWarpsPerWarpgroup + warp_, lane);
+    load_q(params_, smem_, work, smem_.first_head, group_ * kWarpsPerWarpgroup + warp_, lane);
     if (group_ == 0) {
 #pragma unroll
       for (int j = 0; j < Config::kHeads / 8; ++j) {
@@ -267,7 +267,8 @@ class MathGroup {
     if (work.piece.slot == tile::Piece::kWholeRow) {
       bf16_t* out = problem.out + work.request * problem.out_stride_b + work.query_token * problem.out_stride_s +
                     first_head * problem.out_stride_h;
-      store_out<Config>(output_, smem_.totals, out, problem.out_stride_h, num_heads, first_column);
+      store_out<Config>(output_, smem_.totals, out, problem.out_stride_h, params_.out_is_vectors, num_heads,
+                        first_column);
     } else {
       float* part = params_.part_out + (std::int64_t{work.piece.slot} * problem.h_q + first_head) * kValueDim;
       store_part<Config>(output_, smem_.totals, part, num_heads, first_column);

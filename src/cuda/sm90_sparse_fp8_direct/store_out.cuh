@@ -29,6 +29,15 @@ struct LaneColumns {
         make_uint4(ptx::pack_bf162(value[0], value[1]), ptx::pack_bf162(value[2], value[3]),
                    ptx::pack_bf162(value[4], value[5]), ptx::pack_bf162(value[6], value[7]));
   }
+  // The same to any address.
+  __device__ void store_by_numbers(bf16_t* to) const {
+#pragma unroll
+    for (int i = 0; i < kColumnsPerThread; i += 2) {
+      const std::uint32_t pair = ptx::pack_bf162(value[i], value[i + 1]);
+      to[i].bits = static_cast<std::uint16_t>(pair);
+      to[i + 1].bits = static_cast<std::uint16_t>(pair >> 16);
+    }
+  }
   // To where the lane's own columns go, once lanes have swapped halves.
   __device__ void store(float* to) const {
     const int first = has_right_half() ? -kHalf : 0;
@@ -75,11 +84,17 @@ __device__ __forceinline__ void visit_rows(const OutputTiles<Config::kHeads>& ou
 template <typename Config>
 __device__ __forceinline__ void store_out(const OutputTiles<Config::kHeads>& output,
                                           const float (&multiplier)[Config::kHeads], bf16_t* out,
-                                          std::int64_t out_stride, int num_heads, int warp_column) {
+                                          std::int64_t out_stride, bool out_is_vectors, int num_heads,
+                                          int warp_column) {
   const int lane = ptx::lane_id_here();
   bf16_t* own = out + warp_column + lane / 4 * kColumnsPerThread;
   visit_rows<Config>(output, multiplier, lane, [&](int row, const LaneColumns<Config::kHeads>& columns) {
-    if (row < num_heads) columns.store(own + row * out_stride);
+    if (row >= num_heads) return;
+    if (out_is_vectors) {
+      columns.store(own + row * out_stride);
+    } else {
+      columns.store_by_numbers(own + row * out_stride);
+    }
   });
 }
 template <typename Config>
