@@ -55,7 +55,7 @@ struct SplitParams {
   std::int32_t row_bytes;  // of the format, from a row to the next
   float* part_out;         // [schedule.num_slots(), h_q, 512], normalised
   float* part_lse;  // [schedule.num_slots(), h_q], natural log; -infinity: the part is empty and its out unwritten
-  // Whether queries and outputs lie in multiples of 16 bytes; if not, they are read and written number by number.
+  // Whether queries and outputs lie in multiples of 16 bytes.
   bool q_is_vectors, out_is_vectors;
   // Whether the kernel lets the merge's thread blocks start as soon as its first warps are done, or only by its last.
   bool merge_starts_early;
@@ -77,6 +77,7 @@ class SplitPlan : public PlannedDecode {
   unsigned num_thread_blocks() const {
     return static_cast<unsigned>(schedule_.num_groups) * static_cast<unsigned>(shape_.blocks_per_group);
   }
+  unsigned num_groups() const { return static_cast<unsigned>(schedule_.num_groups); }
   int heads_per_block() const { return shape_.heads_per_block; }
   int h_q() const { return h_q_; }
   std::int32_t device() const { return device_; }

@@ -80,8 +80,11 @@ struct Rows {
 };
 
 // kHeads: columns of both products, 8, 16, 32 or 64. More heads are several thread blocks.
-template <KvFormat kKvFormat, int kHeadsPerCta>
+// kWithVectors: queries and outputs lie in multiples of 16 bytes. PERF: what reads and writes them number by number is
+// a kernel of its own, since as a branch it made the others 2 to 3 % slower (H200, 2026-12-01).
+template <KvFormat kKvFormat, int kHeadsPerCta, bool kWithVectors = true>
 struct Config : Rows<kKvFormat> {
+  static constexpr bool kVectors = kWithVectors;
   static constexpr int kHeads = kHeadsPerCta;
   // Blocks of rows in shared memory: as many as fit beside the query.
   static constexpr int kStages = kHeadsPerCta == 64 ? 3 : 4;
@@ -90,6 +93,8 @@ struct Config : Rows<kKvFormat> {
   static constexpr int kGatherRegisters = kHeadsPerCta != 64 ? 72 : Rows<kKvFormat>::kHasSecondCache ? 56 : 40;
   static_assert(kMathGroups * kMathRegisters + kGatherRegisters <= kRoles * kLaunchRegisters);
 };
+// Of that kernel, whatever the plan says.
+inline constexpr int kHeadsPerCtaByNumbers = 16;
 inline constexpr int kMinHeadsPerCta = 8;
 inline constexpr int kMaxHeadsPerCta = 64;
 

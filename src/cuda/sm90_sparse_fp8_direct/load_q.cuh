@@ -96,7 +96,7 @@ __device__ __forceinline__ void store_row(const LaneChunks<Config>& chunks, Smem
   if (lane == 0) smem.head[row] = {fminf(fmaxf(factor, -FLT_MAX), FLT_MAX), 0.0f};
 }
 
-// The same from any address. Seldom, so that it is short rather than fast.
+// The same from any address.
 __device__ __forceinline__ uint4 load_chunk_by_numbers(const bf16_t* row, int chunk, bool exists) {
   if (!exists) return make_uint4(0, 0, 0, 0);
   std::uint32_t words[4];
@@ -149,29 +149,20 @@ struct LaneRows {
 
 // warp: among all math warps.
 template <typename Config>
-__device__ __forceinline__ void load_q(const SplitParams& params, SmemPlan<Config>& smem, const Work& work,
+__device__ __forceinline__ void load_q(const DecodeProblem& problem, SmemPlan<Config>& smem, const Work& work,
                                        int first_head, int warp, int lane) {
   constexpr int kRowsPerWarp = Config::kHeads / kMathWarps;
   const int first = warp * kRowsPerWarp;
-  const LaneRows<Config> rows(params.problem, work, first_head + first, lane);
-  if (__builtin_expect(!params.q_is_vectors, 0)) {
-#pragma unroll 1
-    for (int i = 0; i < kRowsPerWarp; ++i) {
-      LaneChunks<Config> chunks;
-      rows.load_first(chunks, i, load_chunk_by_numbers);
-      rows.load_third(chunks, i, load_chunk_by_numbers);
-      store_row<Config>(chunks, smem, params.problem.sm_scale, first + i, lane);
-    }
-    return;
-  }
-  // PERF: all loads on their way together; one pointer at a time, since registers are few.
+  const LaneRows<Config> rows(problem, work, first_head + first, lane);
+  // All loads on their way together. PERF: one pointer at a time, since registers are few.
+  constexpr auto kLoad = Config::kVectors ? load_chunk : load_chunk_by_numbers;
   LaneChunks<Config> chunks[kRowsPerWarp];
 #pragma unroll
-  for (int i = 0; i < kRowsPerWarp; ++i) rows.load_first(chunks[i], i, load_chunk);
+  for (int i = 0; i < kRowsPerWarp; ++i) rows.load_first(chunks[i], i, kLoad);
 #pragma unroll
-  for (int i = 0; i < kRowsPerWarp; ++i) rows.load_third(chunks[i], i, load_chunk);
+  for (int i = 0; i < kRowsPerWarp; ++i) rows.load_third(chunks[i], i, kLoad);
 #pragma unroll
-  for (int i = 0; i < kRowsPerWarp; ++i) store_row<Config>(chunks[i], smem, params.problem.sm_scale, first + i, lane);
+  for (int i = 0; i < kRowsPerWarp; ++i) store_row<Config>(chunks[i], smem, problem.sm_scale, first + i, lane);
 }
 
 }  // namespace chiasma::sm90_sparse_fp8_direct

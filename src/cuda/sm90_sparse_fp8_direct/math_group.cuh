@@ -55,7 +55,7 @@ class MathGroup {
   // Both groups: the query's panels, and what a piece begins with.
   __device__ void begin_piece(const Work& work) {
     const int lane = ptx::lane_id_here();
-    load_q(params_, smem_, work, smem_.first_head, group_ * kWarpsPerWarpgroup + warp_, lane);
+    load_q(params_.problem, smem_, work, smem_.first_head, group_ * kWarpsPerWarpgroup + warp_, lane);
     if (group_ == 0) {
 #pragma unroll
       for (int j = 0; j < Config::kHeads / 8; ++j) {
@@ -111,10 +111,18 @@ class MathGroup {
       // PERF: loaded a pair before they are needed, since a warp waits for its loads in order.
       const int token = warp_ * kTokensPerWarp + ptx::lane_id_here() % kTokensPerWarp;
       if (pair == 1) scales.load(smem_.rows[stage], token);
-      if (pair == 2 && ptx::lane_id_here() < kTokensPerWarp) {
-        scales.prepare(smem_.factors[group_], smem_.value_scales[stage], smem_.valid[stage][token], token);
+      constexpr int kBegin = 2;
+      if (pair == kBegin && ptx::lane_id_here() < kTokensPerWarp) {
+        scales.begin(smem_.factors[group_], smem_.value_scales[stage], smem_.valid[stage][token], token);
       }
-      if (pair == 3) __syncwarp();
+      if constexpr (TokenScales<Config>::kRounds > 0) {
+        static_assert(kBegin + TokenScales<Config>::kRounds < kScorePairs<Config>);
+        const int round = pair - kBegin - 1;
+        if (round >= 0 && round < TokenScales<Config>::kRounds && ptx::lane_id_here() < kTokensPerWarp) {
+          scales.go_on(smem_.value_scales[stage], round, token);
+        }
+      }
+      if (pair == kBegin + 1) __syncwarp();
       if (pair == kScorePairs<Config> - 1) {
         const float* unit = &smem_.factors[group_].unit[warp_ * kTokensPerWarp + ptx::lane_id_here() / 4];
         units[0] = unit[0];
@@ -267,8 +275,7 @@ class MathGroup {
     if (work.piece.slot == tile::Piece::kWholeRow) {
       bf16_t* out = problem.out + work.request * problem.out_stride_b + work.query_token * problem.out_stride_s +
                     first_head * problem.out_stride_h;
-      store_out<Config>(output_, smem_.totals, out, problem.out_stride_h, params_.out_is_vectors, num_heads,
-                        first_column);
+      store_out<Config>(output_, smem_.totals, out, problem.out_stride_h, num_heads, first_column);
     } else {
       float* part = params_.part_out + (std::int64_t{work.piece.slot} * problem.h_q + first_head) * kValueDim;
       store_part<Config>(output_, smem_.totals, part, num_heads, first_column);

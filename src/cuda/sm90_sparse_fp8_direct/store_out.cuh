@@ -84,13 +84,12 @@ __device__ __forceinline__ void visit_rows(const OutputTiles<Config::kHeads>& ou
 template <typename Config>
 __device__ __forceinline__ void store_out(const OutputTiles<Config::kHeads>& output,
                                           const float (&multiplier)[Config::kHeads], bf16_t* out,
-                                          std::int64_t out_stride, bool out_is_vectors, int num_heads,
-                                          int warp_column) {
+                                          std::int64_t out_stride, int num_heads, int warp_column) {
   const int lane = ptx::lane_id_here();
   bf16_t* own = out + warp_column + lane / 4 * kColumnsPerThread;
   visit_rows<Config>(output, multiplier, lane, [&](int row, const LaneColumns<Config::kHeads>& columns) {
     if (row >= num_heads) return;
-    if (out_is_vectors) {
+    if constexpr (Config::kVectors) {
       columns.store(own + row * out_stride);
     } else {
       columns.store_by_numbers(own + row * out_stride);
