@@ -171,8 +171,8 @@ const std::vector<Bad<chiasma_gather_args>> kBadGatherBySlots = {
     {"kv_extent", [](auto& a) { set_extent(a.kv, 1, 512); }, {"kv has shape [6, 512]", "must be 576"}},
     {"kv_strided", [](auto& a) { a.kv.stride[1] = 2; }, {"kv has stride(1) = 2", "contiguous"}},
     {"kv_overlaps_itself", [](auto& a) { a.kv.stride[0] = 500; }, {"kv with shape", "overlap"}},
-    {"kv_is_cache", [](auto& a) { a.kv.data = a.kv_cache.data; }, {"kv at", "overlaps kv_cache"}},
-    {"kv_is_slots", [](auto& a) { a.kv.data = a.slots.data; }, {"kv at", "overlaps slots"}},
+    {"kv_is_cache", [](auto& a) { a.kv_cache.data = a.kv.data; }, {"kv at", "overlaps kv_cache"}},
+    {"kv_is_slots", [](auto& a) { a.slots.data = a.kv.data; }, {"kv at", "overlaps slots"}},
 };
 
 const std::vector<Bad<chiasma_gather_args>> kBadGatherByTable = {
@@ -188,9 +188,9 @@ const std::vector<Bad<chiasma_gather_args>> kBadGatherByTable = {
     {"starts_on_cuda",
      [](auto& a) { a.starts.device = cuda_device(0); },
      {"starts is on cuda:0", "kv_cache is on cpu"}},
-    {"kv_is_table", [](auto& a) { a.kv.data = a.block_table.data; }, {"kv at", "overlaps block_table"}},
-    {"kv_is_lengths", [](auto& a) { a.kv.data = a.seq_lens.data; }, {"kv at", "overlaps seq_lens"}},
-    {"kv_is_starts", [](auto& a) { a.kv.data = a.starts.data; }, {"kv at", "overlaps starts"}},
+    {"kv_is_table", [](auto& a) { a.block_table.data = a.kv.data; }, {"kv at", "overlaps block_table"}},
+    {"kv_is_lengths", [](auto& a) { a.seq_lens.data = a.kv.data; }, {"kv at", "overlaps seq_lens"}},
+    {"kv_is_starts", [](auto& a) { a.starts.data = a.kv.data; }, {"kv at", "overlaps starts"}},
 };
 
 TEST(ValidateGather, WhatIsWrongIsNamedAndNothingWritten) {
@@ -274,8 +274,8 @@ const std::vector<Bad<chiasma_translate_args>> kBadTranslate = {
     {"slots_dtype", [](auto& a) { a.slots.dtype = CHIASMA_INT64; }, {"slots has dtype int64", "int32"}},
     {"slots_extent", [](auto& a) { set_extent(a.slots, 2, 3); }, {"slots has shape [3, 2, 3]", "must be 4"}},
     {"slots_overlap_themselves", [](auto& a) { a.slots.stride[1] = 2; }, {"slots with shape", "overlap"}},
-    {"slots_are_table", [](auto& a) { a.slots.data = a.block_table.data; }, {"slots at", "overlaps block_table"}},
-    {"slots_are_request", [](auto& a) { a.slots.data = a.request.data; }, {"slots at", "overlaps request"}},
+    {"slots_are_table", [](auto& a) { a.block_table.data = a.slots.data; }, {"slots at", "overlaps block_table"}},
+    {"slots_are_request", [](auto& a) { a.request.data = a.slots.data; }, {"slots at", "overlaps request"}},
 };
 
 TEST(ValidateTranslate, WhatIsWrongIsNamedAndNothingWritten) {
