@@ -4,6 +4,7 @@
 #include <new>
 #include <numeric>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "api/devices.h"
@@ -46,10 +47,11 @@ chiasma_status guarded(Function&& function) noexcept {
   }
 }
 
-// Runs a cache operation where its tensors are.
+// Runs a cache operation where its tensors are. WHY type_identity_t: on_cuda is nullptr in a build without CUDA, which
+// tells nothing of Problem.
 template <typename Problem>
 Status run_where(const chiasma_tensor& tensor, const Problem& problem, void* stream, void (*on_cpu)(const Problem&),
-                 [[maybe_unused]] Status (*on_cuda)(const Problem&, const gpu::Place&)) {
+                 [[maybe_unused]] std::type_identity_t<Status (*)(const Problem&, const gpu::Place&)> on_cuda) {
   if (tensor.device.kind == CHIASMA_CPU) {
     if (tensor.device.index != 0) return {CHIASMA_DEVICE_UNAVAILABLE, concat("no device cpu:", tensor.device.index)};
     on_cpu(problem);

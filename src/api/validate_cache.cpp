@@ -229,7 +229,9 @@ Status validate_quantize(const chiasma_quantize_args* args, QuantizeProblem* pro
   }
   if (is_absent(count.tensor)) return {};
   CHIASMA_RETURN_IF_ERROR(check_integers(count, {CHIASMA_INT64}, {1}, "[1]", kv));
-  CHIASMA_RETURN_IF_ERROR(check_disjoint(count, cache));
+  for (const NamedTensor& other : {kv, rope, slots, cache}) {
+    if (!is_absent(other.tensor)) CHIASMA_RETURN_IF_ERROR(check_disjoint(count, other));
+  }
   problem->nonfinite_count = data_as<std::int64_t>(count.tensor);
   return {};
 }

@@ -49,8 +49,8 @@ void gather_request(const GatherProblem& problem, std::int64_t request) {
       std::clamp<std::int64_t>(problem.seq_lens[request * problem.seq_lens_stride], 0, problem.max_pages * page_size);
   const std::int64_t start = load_integer(problem.starts, request);
   // Tokens whose rows are there, without a sum that overflows.
-  if (start >= problem.rows) return;
-  const std::int64_t first = start < 0 ? (start < -length ? length : -start) : 0;
+  if (start >= problem.rows || start <= -length) return;
+  const std::int64_t first = std::max<std::int64_t>(0, -start);
   const std::int64_t last = std::min(length, problem.rows - start);
 #pragma omp parallel for if (last - first >= kMinParallelRows)
   for (std::int64_t token = first; token < last; ++token) {

@@ -82,8 +82,9 @@ class Tensors {
 
   // A cache of one of the formats, with padded pages or a head dimension at times.
   chiasma_tensor make_cache(chiasma_kv_format format, std::int64_t num_pages, std::int64_t page) {
-    const bool is_bf16 = format == CHIASMA_KV_BF16;
-    const std::int64_t extent = is_bf16 ? 576 : format == CHIASMA_KV_V4 ? 584 : 656;
+    const bool is_bf16 = format == CHIASMA_KV_BF16 || format == CHIASMA_KV_BF16_NOPE;
+    const std::int64_t width = chiasma_kv_width(format);
+    const std::int64_t extent = width == 0 ? 656 : width;  // an unknown format has none
     const chiasma_device cpu = {CHIASMA_CPU, 0};
     const bool has_head = input_.rarely();
     const std::int64_t flat[] = {num_pages, page, extent};
@@ -149,24 +150,66 @@ class Tensors {
   std::vector<Memory> owned_;
 };
 
+constexpr std::int64_t kFormats = 10;
+constexpr std::int64_t kRope = 64;
+
+// One of the formats; at times none.
+chiasma_kv_format make_format(Input& input) {
+  return static_cast<chiasma_kv_format>(input.rarely() ? input.small(kFormats + 2) - 1 : 1 + input.small(kFormats - 1));
+}
+
+bool has_second_cache(chiasma_kv_format format) {
+  return format == CHIASMA_KV_V4 || format == CHIASMA_KV_V41 || format == CHIASMA_KV_V41_PLANE;
+}
+
+double make_kv_scale(Input& input, chiasma_kv_format format) {
+  constexpr std::array<double, 8> kNasty = {-1.0,
+                                            1e-40,
+                                            1e39,
+                                            1e300,
+                                            0.5,
+                                            1.0,
+                                            std::numeric_limits<double>::infinity(),
+                                            std::numeric_limits<double>::quiet_NaN()};
+  if (input.rarely()) return kNasty[static_cast<std::size_t>(input.small(7))];
+  return format == CHIASMA_KV_FP8 || format == CHIASMA_KV_FP8_NOPE ? 0.37 : 0.0;
+}
+
+// Columns of rows in one tensor or in two.
+struct SplitColumns {
+  bool is_split;
+  std::int64_t columns;  // of the first
+};
+
+SplitColumns split_columns(Input& input, std::int64_t dim) {
+  const bool is_split = input.byte() % 4 == 0;
+  return {is_split, is_split ? dim - kRope : dim};
+}
+
 chiasma_decode_args make_decode(Input& input, Tensors& tensors) {
   chiasma_decode_args args = {};
-  args.format = static_cast<chiasma_kv_format>(input.rarely() ? input.small(5) - 1 : 1 + input.small(2));
+  args.format = make_format(input);
   args.sm_scale = input.rarely() ? static_cast<double>(input.number()) * 1e30 : 0.04;
+  args.kv_scale = make_kv_scale(input, args.format);
   const std::int64_t b = input.small(3);
   const std::int64_t s_q = 1 + input.small(1);
   const std::int64_t h_q = 1 + input.small(3);
   const std::int64_t topk = input.small(70);
-  args.q = tensors.make(CHIASMA_BFLOAT16, {b, s_q, h_q, args.format == CHIASMA_KV_V4 ? 512 : 576}, true);
+  const SplitColumns split = split_columns(input, chiasma_kv_dim(args.format));
+  args.q = tensors.make(CHIASMA_BFLOAT16, {b, s_q, h_q, split.columns}, true);
+  if (split.is_split) args.q_rope = tensors.make(CHIASMA_BFLOAT16, {b, s_q, h_q, kRope}, true);
   args.kv_cache = tensors.make_cache(args.format, input.small(3), 1 + input.small(6));
   args.indices = tensors.make(CHIASMA_INT32, {b, s_q, topk}, true);
   const std::uint8_t options = input.byte();
-  if ((options & 1) != 0) args.topk_length = tensors.make(CHIASMA_INT32, {b}, true);
+  const auto make_lengths = [&] {
+    return (options & 16) != 0 ? tensors.make(CHIASMA_INT32, {b, s_q}, true) : tensors.make(CHIASMA_INT32, {b}, true);
+  };
+  if ((options & 1) != 0) args.topk_length = make_lengths();
   if ((options & 2) != 0) args.attn_sink = tensors.make(CHIASMA_FLOAT32, {h_q}, true);
-  if ((options & 4) != 0 && (args.format == CHIASMA_KV_V4 || input.rarely())) {
+  if ((options & 4) != 0 && (has_second_cache(args.format) || input.rarely())) {
     args.extra_kv_cache = tensors.make_cache(args.format, input.small(3), 1 + input.small(6));
     args.extra_indices = tensors.make(CHIASMA_INT32, {b, s_q, input.small(40)}, true);
-    if ((options & 8) != 0) args.extra_topk_length = tensors.make(CHIASMA_INT32, {b}, true);
+    if ((options & 8) != 0) args.extra_topk_length = make_lengths();
   }
   args.out = tensors.make(CHIASMA_BFLOAT16, {b, s_q, h_q, 512}, false);
   args.lse = tensors.make(CHIASMA_FLOAT32, {b, s_q, h_q}, false);
@@ -234,15 +277,18 @@ void fuzz_merge(Input& input) {
 
 void fuzz_quantize(Input& input) {
   Tensors tensors(input);
-  const auto format = static_cast<chiasma_kv_format>(input.rarely() ? input.small(5) : 1 + input.small(1));
-  const std::int64_t dim = format == CHIASMA_KV_V4 ? 512 : 576;
+  const chiasma_kv_format format = make_format(input);
+  const std::int64_t dim = chiasma_kv_dim(format);
   const std::int64_t num_pages = input.small(3);
   const std::int64_t page = 1 + input.small(5);
   const std::int64_t tokens = input.small(9);
+  const SplitColumns split = split_columns(input, dim);
   chiasma_quantize_args args = {};
   args.format = format;
   args.scale = static_cast<chiasma_scale_mode>(input.rarely() ? input.small(4) : 1 + input.small(1));
-  args.kv = tensors.make(CHIASMA_BFLOAT16, {tokens, dim}, true);
+  args.kv_scale = make_kv_scale(input, format);
+  args.kv = tensors.make(CHIASMA_BFLOAT16, {tokens, split.columns}, true);
+  if (split.is_split) args.rope = tensors.make(CHIASMA_BFLOAT16, {tokens, kRope}, true);
   if ((input.byte() & 1) != 0) args.slot_mapping = tensors.make(CHIASMA_INT64, {tokens}, true);
   args.kv_cache = tensors.make_cache(format, num_pages, page);
   if ((input.byte() & 1) != 0) args.nonfinite_count = tensors.make(CHIASMA_INT64, {1}, false);
@@ -250,9 +296,61 @@ void fuzz_quantize(Input& input) {
 
   chiasma_dequantize_args back = {};
   back.format = format;
+  back.kv_scale = args.kv_scale;
   back.kv_cache = args.kv_cache;
   back.kv = tensors.make((input.byte() & 1) != 0 ? CHIASMA_BFLOAT16 : CHIASMA_FLOAT32, {num_pages, page, dim}, false);
   require_message(chiasma_dequantize(&back, nullptr));
+}
+
+chiasma_dtype make_integers(Input& input) {
+  return (input.byte() & 1) != 0 ? CHIASMA_INT64 : CHIASMA_INT32;
+}
+
+void fuzz_gather(Input& input) {
+  Tensors tensors(input);
+  const chiasma_kv_format format = make_format(input);
+  const std::int64_t rows = input.small(9);
+  const std::uint8_t options = input.byte();
+  chiasma_gather_args args = {};
+  args.format = format;
+  args.kv_scale = make_kv_scale(input, format);
+  args.kv_cache = tensors.make_cache(format, input.small(3), 1 + input.small(5));
+  // By slots, by a table, and at times by both or by neither.
+  const bool by_table = (options & 1) != 0;
+  if (by_table == input.rarely()) args.slots = tensors.make(make_integers(input), {rows}, true);
+  if (by_table) {
+    const std::int64_t b = input.small(3);
+    args.block_table = tensors.make(CHIASMA_INT32, {b, input.small(5)}, true);
+    args.seq_lens = tensors.make(CHIASMA_INT32, {b}, true);
+    args.starts = tensors.make(make_integers(input), {b}, true);
+  }
+  args.kv =
+      tensors.make((options & 2) != 0 ? CHIASMA_BFLOAT16 : CHIASMA_FLOAT32, {rows, chiasma_kv_dim(format)}, false);
+  require_message(chiasma_gather_dequantize(&args, nullptr));
+}
+
+void fuzz_translate(Input& input) {
+  Tensors tensors(input);
+  const std::int64_t b = input.small(3);
+  const std::int64_t s_q = input.small(2);
+  const std::int64_t topk = input.small(40);
+  const std::uint8_t options = input.byte();
+  const auto number = [&](std::int64_t usual) { return input.rarely() ? input.number() : usual; };
+  chiasma_translate_args args = {};
+  args.indices = tensors.make((options & 1) != 0 ? CHIASMA_INT64 : CHIASMA_INT32, {b, s_q, topk}, true);
+  if ((options & 2) != 0) {
+    const bool has_request = (options & 4) != 0;
+    args.block_table = tensors.make(CHIASMA_INT32, {has_request ? input.small(3) : b, input.small(9)}, true);
+    if (has_request) args.request = tensors.make(CHIASMA_INT32, {b}, true);
+  }
+  args.page = number(1 + input.small(70));
+  if ((options & 8) != 0) {
+    args.cp_world = static_cast<std::int32_t>(number(input.small(4)));
+    args.cp_rank = static_cast<std::int32_t>(number(input.small(2)));
+    args.cp_interleave = static_cast<std::int32_t>(number(input.small(5)));
+  }
+  args.slots = (options & 16) != 0 ? args.indices : tensors.make(CHIASMA_INT32, {b, s_q, topk}, false);
+  require_message(chiasma_translate_indices(&args, nullptr));
 }
 
 }  // namespace
@@ -260,6 +358,8 @@ void fuzz_quantize(Input& input) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Input input(data, size);
   switch (input.byte() % 8) {
+    case 4: fuzz_gather(input); break;
+    case 5: fuzz_translate(input); break;
     case 6: fuzz_merge(input); break;
     case 7: fuzz_quantize(input); break;
     default: fuzz_decode(input); break;

@@ -1,6 +1,7 @@
 // quantize: bf16 rows to stored rows. A warp a row; a lane has 16 neighbouring columns, and lanes of one scale tile
 // share its largest magnitude by shuffles.
 #include "cuda/cache/rows.cuh"
+#include "cuda/cache/tile_quotient.h"
 #include "format/quantize_tile.h"
 
 namespace chiasma::gpu {
@@ -37,18 +38,34 @@ __device__ __forceinline__ Columns load_columns(const QuantizeProblem& problem, 
   return columns;
 }
 
-__device__ __forceinline__ float amax_of(const Columns& columns) {
-  float amax = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kLaneColumns; ++i) amax = larger_finite(amax, to_float(columns[i]));
-  return amax;
-}
+// What the numbers of a lane say of their tile.
+struct Magnitude {
+  float amax = 0.0f;  // the largest that is finite
+  int num_nonfinite = 0;
+};
 
-__device__ __forceinline__ int nonfinite_in(const Columns& columns) {
-  int count = 0;
+// Magnitudes of bf16 order as their bits do, which compare two at a time. PERF: only where one is not finite each is
+// looked at by itself.
+__device__ __forceinline__ Magnitude magnitude_of(const Columns& columns) {
+  constexpr std::uint32_t kInfinity = 0x7f80;
+  std::uint32_t pair = 0;
 #pragma unroll
-  for (int i = 0; i < kLaneColumns; ++i) count += is_finite(to_float(columns[i])) ? 0 : 1;
-  return count;
+  for (int i = 0; i < kLaneColumns / 2; ++i) pair = __vmaxu2(pair, columns.word[i] & 0x7fff7fffu);
+  const std::uint32_t largest = max(pair & 0xffffu, pair >> 16);
+  if (largest < kInfinity) return {__uint_as_float(largest << 16), 0};
+  Magnitude magnitude;
+#pragma unroll 1
+  for (int i = 0; i < kLaneColumns / 2; ++i) {
+    // A choice among registers, which have no addresses.
+    std::uint32_t word = 0;
+#pragma unroll
+    for (int n = 0; n < kLaneColumns / 2; ++n) word = n == i ? columns.word[n] : word;
+    for (const float number : {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)}) {
+      magnitude.amax = larger_finite(magnitude.amax, number);
+      magnitude.num_nonfinite += is_finite(number) ? 0 : 1;
+    }
+  }
+  return magnitude;
 }
 
 // The largest among `kLanes` neighbouring lanes.
@@ -66,21 +83,21 @@ __device__ __forceinline__ std::uint32_t codes_of(float low, float high) {
   return codes;
 }
 
+// How a format divides by scales. Those of tiles bound their numbers; the scale of a whole cache is any number.
+enum class Division { by_power_of_two, by_tile_scale, by_any };
+
 // Codes of 16 columns. Where some are not finite, or all of the tile are 0, the plain way.
-template <bool kIsPowerOfTwo>
+template <Division kDivision>
 __device__ __forceinline__ uint4 quantize_columns(const Columns& columns, float scale, float amax, bool all_finite) {
   std::uint32_t words[4] = {};
   if (all_finite && amax > 0.0f) {
-    // Of a power of two the inverse is one as well, and the product what the quotient is.
-    const float inverse = kIsPowerOfTwo ? 1.0f / scale : 0.0f;
+    const TileQuotient<kDivision == Division::by_power_of_two> quotient(scale);
+    const auto divided = [&](int i) {
+      if constexpr (kDivision == Division::by_any) return __fdiv_rn(to_float(columns[i]), scale);
+      return quotient.of(to_float(columns[i]));
+    };
 #pragma unroll
-    for (int i = 0; i < kLaneColumns; i += 2) {
-      const float low = to_float(columns[i]);
-      const float high = to_float(columns[i + 1]);
-      const std::uint32_t codes = kIsPowerOfTwo ? codes_of(low * inverse, high * inverse)
-                                                : codes_of(__fdiv_rn(low, scale), __fdiv_rn(high, scale));
-      words[i / 4] |= codes << i % 4 * 8;
-    }
+    for (int i = 0; i < kLaneColumns; i += 2) words[i / 4] |= codes_of(divided(i), divided(i + 1)) << i % 4 * 8;
   } else {
 #pragma unroll
     for (int i = 0; i < kLaneColumns; ++i) {
@@ -120,9 +137,10 @@ __device__ __forceinline__ void store_columns(const Columns& columns, int column
   if (column >= kTraits.code_columns) {
     return store_bf16(row + kTraits.bf16_offset + 2 * (column - kTraits.code_columns), columns);
   }
-  // The scale of a whole cache is any number.
-  constexpr bool kIsPowerOfTwo = kIsPow2 && Tiling<kFormat>::kHasScales;
-  *reinterpret_cast<uint4*>(row + column) = quantize_columns<kIsPowerOfTwo>(columns, scale, amax, num_nonfinite == 0);
+  constexpr Division kDivision = !Tiling<kFormat>::kHasScales ? Division::by_any
+                                 : kIsPow2                    ? Division::by_power_of_two
+                                                              : Division::by_tile_scale;
+  *reinterpret_cast<uint4*>(row + column) = quantize_columns<kDivision>(columns, scale, amax, num_nonfinite == 0);
   if constexpr (Tiling<kFormat>::kHasScales) {
     if (column % kTraits.scale_columns == 0) store_scale<kFormat>(scales, column / kTraits.scale_columns, scale);
   }
@@ -145,31 +163,35 @@ __device__ __forceinline__ int quantize_row(const QuantizeProblem& problem, std:
   if (kExtraLanes > 0 && lane < kExtraLanes) {
     extra = load_columns<kAligned>(problem, token, kMainColumns + lane * kLaneColumns, kRopeBegin);
   }
-  float own = amax_of(main);
-  if (kTraits.code_columns > kMainColumns) own = fmaxf(own, amax_of(extra));
+  const Magnitude of_main = magnitude_of(main);
+  const Magnitude of_extra = kExtraLanes > 0 ? magnitude_of(extra) : Magnitude{};
+  const float own = kTraits.code_columns > kMainColumns ? fmaxf(of_main.amax, of_extra.amax) : of_main.amax;
   const float amax = kTraits.is_quantized() ? largest_of_lanes<Format::kLanesPerTile>(own) : 0.0f;
   const float scale =
       Format::kHasScales ? tile_scale(kIsPow2 ? ScaleMode::pow2 : ScaleMode::amax, amax) : problem.pool.scale;
-  const int main_nonfinite = nonfinite_in(main);
-  store_columns<kFormat, kIsPow2>(main, lane * kLaneColumns, scale, amax, main_nonfinite, row, scales);
-  int extra_nonfinite = 0;
+  store_columns<kFormat, kIsPow2>(main, lane * kLaneColumns, scale, amax, of_main.num_nonfinite, row, scales);
   if (kExtraLanes > 0 && lane < kExtraLanes) {
-    extra_nonfinite = nonfinite_in(extra);
-    store_columns<kFormat, kIsPow2>(extra, kMainColumns + lane * kLaneColumns, scale, amax, extra_nonfinite, row,
+    store_columns<kFormat, kIsPow2>(extra, kMainColumns + lane * kLaneColumns, scale, amax, of_extra.num_nonfinite, row,
                                     scales);
   }
   if (lane < kTraits.plane_group_bytes - kTraits.num_scales()) scales[kTraits.num_scales() + lane] = std::byte{0};
-  return main_nonfinite + extra_nonfinite;
+  return of_main.num_nonfinite + of_extra.num_nonfinite;
 }
 
 template <KvFormat kFormat, bool kAligned, bool kIsPow2>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     quantize_kernel(const __grid_constant__ QuantizeProblem problem) {
   const int lane = threadIdx.x % kWarp;
+  const auto slot_of = [&](std::int64_t token) -> std::int64_t {
+    if (token >= problem.tokens) return -1;
+    return problem.slot_mapping == nullptr ? token : __ldg(problem.slot_mapping + token * problem.slot_mapping_stride);
+  };
   int num_nonfinite = 0;
+  // PERF: a row's slot is on its way while the row before is worked on.
+  std::int64_t next = slot_of(first_row());
   for (std::int64_t token = first_row(); token < problem.tokens; token += row_stride()) {
-    const std::int64_t slot =
-        problem.slot_mapping == nullptr ? token : __ldg(problem.slot_mapping + token * problem.slot_mapping_stride);
+    const std::int64_t slot = next;
+    next = slot_of(token + row_stride());
     if (slot < 0 || slot >= problem.pool.num_slots()) continue;
     num_nonfinite += quantize_row<kFormat, kAligned, kIsPow2>(problem, token, slot, lane);
   }
