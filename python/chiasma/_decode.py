@@ -196,7 +196,8 @@ def _decode_any(
     if scratch is None:
         needed = _plan(exported, number, kv_scale, sm_scale, kernel, batch_invariant, 0, 0).workspace_bytes
         scratch = _frameworks.workspace(framework, needed, q)
-    _native.call(_native.decode, _NAMES, *exported, number, kv_scale, sm_scale, kernel, batch_invariant, scratch, stream)
+    options = (number, kv_scale, sm_scale, kernel, batch_invariant)
+    _native.call(_native.decode, _NAMES, *exported, *options, scratch, stream)
     framework.finish(q)
     results = (
         given if given is not None else framework.result(exported[position], dtype, q)
@@ -226,9 +227,8 @@ def _plan(
     num_splits: int,
     num_threads: int,
 ) -> Plan:
-    return Plan(
-        *_native.plan_row(_NAMES, *exported, format, kv_scale, sm_scale, kernel, batch_invariant, num_splits, num_threads)
-    )
+    options = (format, kv_scale, sm_scale, kernel, batch_invariant, num_splits, num_threads)
+    return Plan(*_native.plan_row(_NAMES, *exported, *options))
 
 
 def plan(

@@ -40,6 +40,8 @@ def infer_format(name: str, kv_cache: Any, format: str | None) -> int:
     if number != INFERRED:
         return number
     shape, dtype = getattr(kv_cache, "shape", None), str(getattr(kv_cache, "dtype", "")).removeprefix("torch.")
+    if shape is None and hasattr(type(kv_cache), "__dlpack__"):
+        raise ValueError(f"{name} is a tensor without a shape attribute; its format has to be named")
     if shape is None:
         raise TypeError(_frameworks.not_a_tensor(name, kv_cache))
     if dtype not in _BYTES and dtype not in _NUMBERS_16_BIT:

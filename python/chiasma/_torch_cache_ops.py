@@ -14,7 +14,9 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "uint8": torch.
 
 
 @custom_op("chiasma::quantize_out", mutates_args=("out",))
-def _quantize_out(kv: Tensor, out: Tensor, format: str = "v32", scale: str = "pow2", kv_scale: float | None = None) -> None:
+def _quantize_out(
+    kv: Tensor, out: Tensor, format: str = "v32", scale: str = "pow2", kv_scale: float | None = None
+) -> None:
     from . import _cache_ops as plain
 
     plain.quantize(kv, format=format, scale=scale, kv_scale=kv_scale, out=out)
@@ -64,7 +66,9 @@ def _(kv_cache: Tensor, out: Tensor, format: str | None = None, kv_scale: float 
 
 
 @custom_op("chiasma::dequantize", mutates_args=())
-def _dequantize(kv_cache: Tensor, format: str | None = None, dtype: str = "float32", kv_scale: float | None = None) -> Tensor:
+def _dequantize(
+    kv_cache: Tensor, format: str | None = None, dtype: str = "float32", kv_scale: float | None = None
+) -> Tensor:
     from . import _cache_ops as plain
 
     kv: Tensor = plain.dequantize(kv_cache, format=format, kv_scale=kv_scale, dtype=dtype)
