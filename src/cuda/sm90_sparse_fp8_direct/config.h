@@ -109,12 +109,13 @@ inline constexpr float kMostUnit = 0x1p115f;
 // Tokens of other units need care: see FarSums.
 inline constexpr float kNearUnitExponent = 45.0f;
 
-// Scales that are powers of two need no unit while the largest of a token is within these bounds: then scales are exact
-// in f16, codes times them stay below its limit, and what falls below 2^-25 is less than 2^-23 of the token's largest
-// number. Biased exponents.
-inline constexpr std::uint32_t kLeastPlainExponent = 127 - 9;
+// Scales that are powers of two need no unit while all of a token's are within these bounds: then they are normal f16
+// numbers, and codes times them are f16 numbers too. Biased exponents.
+inline constexpr std::uint32_t kLeastPlainExponent = 127 - 14;
 inline constexpr std::uint32_t kMostPlainExponent = 127 + 7;
-// The same for rotary values that are values as well, as bf16 bits without sign: below 2^15.
+// The same for the largest of the values that are no codes, as bf16 bits without sign: f16 then rounds them no worse
+// than bf16 does, relative to that largest.
+inline constexpr std::uint32_t kLeastPlainBf16 = (127 - 10) << 7;
 inline constexpr std::uint32_t kMostPlainBf16 = (127 + 15) << 7;
 
 // Scales of neighbouring tiles that are further apart than this could let the sums of QK leave float32: ratios are

@@ -55,7 +55,7 @@ class MathGroup {
   // Both groups: the query's panels, and what a piece begins with.
   __device__ void begin_piece(const Work& work) {
     const int lane = ptx::lane_id_here();
-    load_q(params_.problem, smem_, work, smem_.first_head, group_ * kWarpsPerWarpgroup + warp_, lane);
+    load_q(params_, smem_, work, smem_.first_head, group_ * kWarpsPerWarpgroup + warp_, lane);
     if (group_ == 0) {
 #pragma unroll
       for (int j = 0; j < Config::kHeads / 8; ++j) {
@@ -139,7 +139,9 @@ class MathGroup {
       const int head = warp_ * kWarpThreads + ptx::lane_id_here();
       if (head < Config::kHeads) smem_.far_reference[head] = piece.seen_valid ? 0.0f : -INFINITY;
     }
-    const bool raise = any_of_group(most > (piece.seen_valid ? kLazyRaiseLog2 : -INFINITY));
+    // The first valid tokens count as such even if all their scores are NaN.
+    const bool has_valid = units[0] != -INFINITY || units[1] != -INFINITY;
+    const bool raise = any_of_group(piece.seen_valid ? most > kLazyRaiseLog2 : has_valid);
     if (is_first_thread()) {
       const bool seen_valid = piece.seen_valid || raise;
       smem_.piece = {seen_valid, far_sums, seen_valid && !far_sums ? kLazyRaiseLog2 : -INFINITY};
@@ -236,7 +238,8 @@ class MathGroup {
     const PieceState piece = smem_.piece;
     const float far = piece.far_sums ? smem_.far_reference[row] : 0.0f;
     *lse = piece.seen_valid ? (smem_.head[row].reference + far + log2f(sum)) * std::numbers::ln2_v<float> : -INFINITY;
-    float multiplier = piece.seen_valid ? exp2f(-far) / sum : 0.0f;
+    if (!piece.seen_valid) return kNothingValid;
+    float multiplier = exp2f(-far) / sum;
     if constexpr (Config::kTraits.scale_type == ScaleType::cache) multiplier *= problem.kv.scale;
     const int head = smem_.first_head + row;
     const bool has_sink =
@@ -264,7 +267,8 @@ class MathGroup {
     if (work.piece.slot == tile::Piece::kWholeRow) {
       bf16_t* out = problem.out + work.request * problem.out_stride_b + work.query_token * problem.out_stride_s +
                     first_head * problem.out_stride_h;
-      store_out<Config>(output_, smem_.totals, out, problem.out_stride_h, num_heads, first_column);
+      store_out<Config>(output_, smem_.totals, out, problem.out_stride_h, params_.out_is_vectors, num_heads,
+                        first_column);
     } else {
       float* part = params_.part_out + (std::int64_t{work.piece.slot} * problem.h_q + first_head) * kValueDim;
       store_part<Config>(output_, smem_.totals, part, num_heads, first_column);

@@ -90,20 +90,28 @@ struct TokenScales<Config, Scaling::operands> {
     return word[tile / 4] >> tile % 4 * 8 & 0xffu;
   }
 
-  __device__ std::uint32_t most_exponent() const {
+  // Of all tiles: `combine` of packed bytes, which leaves `neutral` alone.
+  template <typename Combine>
+  __device__ std::uint32_t over_tiles(std::uint32_t neutral, Combine&& combine) const {
     std::uint32_t packed = word[0];
 #pragma unroll
     for (int i = 1; i < kWords; ++i) {
       // The bytes behind the last scale are nobody's.
-      const int in_word = kTiles - 4 * i;
-      packed = __vmaxu4(packed, in_word >= 4 ? word[i] : word[i] & ((1u << in_word * 8) - 1u));
+      const std::uint32_t own = kTiles >= 4 * i + 4 ? 0xffffffffu : (1u << (kTiles - 4 * i) * 8) - 1u;
+      packed = combine(packed, (word[i] & own) | (neutral & ~own));
     }
-    packed = __vmaxu4(packed, packed >> 16);
-    return max(packed & 0xffu, packed >> 8 & 0xffu);
+    packed = combine(packed, packed >> 16 | packed << 16);
+    return combine(packed, packed >> 8 | packed << 24) & 0xffu;
+  }
+  __device__ std::uint32_t most_exponent() const {
+    return over_tiles(0, [](std::uint32_t a, std::uint32_t b) { return __vmaxu4(a, b); });
+  }
+  __device__ std::uint32_t least_exponent() const {
+    return over_tiles(0xffffffffu, [](std::uint32_t a, std::uint32_t b) { return __vminu4(a, b); });
   }
   __device__ bool is_plain() const {
-    const std::uint32_t most = most_exponent();
-    return most >= kLeastPlainExponent && most <= kMostPlainExponent && most_bf16 < kMostPlainBf16;
+    const bool bf16_is_plain = most_bf16 == 0 || (most_bf16 >= kLeastPlainBf16 && most_bf16 < kMostPlainBf16);
+    return least_exponent() >= kLeastPlainExponent && most_exponent() <= kMostPlainExponent && bf16_is_plain;
   }
 
   __device__ float unit() const {
