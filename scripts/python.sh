@@ -1,6 +1,7 @@
 # The stage `python` of ./run test: the package as users get it, a wheel, installed and tested. Sourced by scripts/test.sh.
 
 readonly PYTHON_VENV=build/python-venv
+readonly PYTEST_LOG=build/python-tests.log
 readonly MAX_WHEEL_BYTES=$((40 * 1024 * 1024))
 readonly PYTHON_PACKAGES=(numpy safetensors hypothesis pytest mypy ml_dtypes jax scikit-build-core 'apache-tvm-ffi>=0.1.10,<1')
 # Asked for by number and only among the files that this machine has at hand: a build for CPUs, of some 200 MB. An index
@@ -57,7 +58,7 @@ test_wheel_with_torch() {
   [[ -x $cli ]] && export CHIASMA_CLI=$PWD/$cli
   unset PYTHONPATH
   PYTHONSAFEPATH=1 "$python" -c 'import chiasma, sys; assert chiasma.__file__.startswith(sys.prefix), chiasma.__file__' &&
-    PYTHONSAFEPATH=1 "$python" -m pytest -q -p no:cacheprovider python/tests
+    PYTHONSAFEPATH=1 "$python" -m pytest -q -p no:cacheprovider python/tests | tee "$PYTEST_LOG"
 }
 
 # A wheel without CUDA and an environment without PyTorch.
@@ -73,7 +74,7 @@ stage_python() {
   make_python_venv || return
   wheel=$(build_wheel python-wheel) && check_wheel "$wheel" && install_wheel "$PYTHON_VENV" "$wheel" || return 1
   if has_torch; then
-    test_wheel_with_torch && test_bare_wheel
+    test_wheel_with_torch && test_bare_wheel && echo "$(tail -n 1 "$PYTEST_LOG"); without PyTorch and CUDA: imported, every format decoded"
     return
   fi
   test_bare_wheel || return 1
