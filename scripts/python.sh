@@ -33,10 +33,10 @@ has_torch() { "$PYTHON_VENV/bin/python" -c 'import torch' 2>/dev/null; }
 build_wheel() {
   local name=$1 defines=() define
   shift
-  for define in CHIASMA_WERROR=ON "${launcher[@]#-D}" "$@"; do defines+=(-C "cmake.define.$define"); done
+  for define in CHIASMA_WERROR=ON "${launcher[@]#-D}" "$@"; do defines+=("--config-settings=cmake.define.$define"); done
   rm -rf "build/$name-dist"
   CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) quiet_pip "$PYTHON_VENV" wheel . --no-deps --no-build-isolation \
-    --wheel-dir "build/$name-dist" -C "build-dir=build/$name" "${defines[@]}" >&2 &&
+    --wheel-dir "build/$name-dist" --config-settings="build-dir=build/$name" "${defines[@]}" >&2 &&
     echo "build/$name-dist"/*.whl
 }
 
