@@ -69,7 +69,8 @@ const std::array kKernels = {
            sm90_sparse_fp8::plan_crossover},
     Kernel{{"sm90_sparse_fp8_baseline", CHIASMA_CUDA,
             "the same without clusters: every thread block dequantises all rows itself",
-            "v32 caches; 1..128 heads (padded to a multiple of 64); one length a request, no q_rope; compute capability 9.0"},
+            "v32 caches; 1..128 heads (padded to a multiple of 64); one length a request, no q_rope; compute "
+            "capability 9.0"},
            sm90_sparse_fp8::check,
            nullptr,
            sm90_sparse_fp8::plan_baseline},

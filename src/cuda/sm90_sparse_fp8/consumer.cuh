@@ -51,7 +51,7 @@ class Consumer {
   __device__ volatile PieceProgress& progress() { return smem_.progress[warpgroup_]; }
 
   __device__ void load_query(const Work& work) {
-    if (threadIdx.x == 0) smem_.far_units = 0;
+    if (threadIdx.x == 0) smem_.far_units = smem_.any_valid = 0;
     load_q(params_.problem, smem_, work, smem_.first_head, warpgroup_ * kWarpsPerWarpgroup + warp_, lane_);
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(kMathBarrier, kMathThreads);

@@ -80,7 +80,7 @@ __device__ __forceinline__ void score_second_half(ScoreTile& scores, SmemPlan& s
   wait_for_half(smem, stage, 1, parity);
   score_tile<2>(scores, smem, stage, lane, [] {});
   score_tile<3>(scores, smem, stage, lane,
-                [&] { weigh_tokens(smem.tokens[stage], smem.far_units, warpgroup, warp, lane); });
+                [&] { weigh_tokens(smem.tokens[stage], smem.far_units, smem.any_valid, warpgroup, warp, lane); });
   multiply_panels<kRopePanel, 1>(scores, smem, stage);
 }
 

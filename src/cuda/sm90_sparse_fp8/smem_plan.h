@@ -15,7 +15,7 @@
 // math warpgroup learns from p_full that both are there. Who fills a tile also fences it for the tensor cores. Named
 // barriers: kMathBarrier of all math threads orders the loads of Q and the exchange at the end of a piece.
 // kOwnerBarrier plus w of math warpgroup w orders its in-place work on the scales. far_units is written before
-// kOwnerBarrier and p_full of its block and read behind them.
+// kOwnerBarrier and p_full of its block and read behind them, any_valid behind the exchange at the end of the piece.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +51,7 @@ struct SmemPlan {
   WorkCursor work_cursor;
   Work work[2];  // of even and odd pieces
   bool has_work[2];
+  std::uint32_t any_valid;  // whether the piece has had a valid token
   std::uint32_t far_units;  // whether the piece has had a token whose unit is a far one (wide_sum.h)
   PieceProgress progress[kMathWarpgroups];
   std::uint64_t kv_full[kStages][kHalves];

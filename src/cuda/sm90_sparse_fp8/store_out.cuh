@@ -32,9 +32,9 @@ struct Normalization {
   float multiplier;
 };
 
-__device__ __forceinline__ Normalization normalize(float reference, float sum) {
-  // reference stays -infinity exactly while no valid token was seen. A NaN sum must come through.
-  if (reference == -INFINITY && sum == 0.0f) return {-INFINITY, 0.0f};
+__device__ __forceinline__ Normalization normalize(float reference, float sum, bool any_valid) {
+  // A query of NaN makes sum and accumulators NaN even where no token counts.
+  if (!any_valid || (reference == -INFINITY && sum == 0.0f)) return {-INFINITY, 0.0f};
   return {(reference + log2f(sum)) * std::numbers::ln2_v<float>, __fdividef(1.0f, sum)};
 }
 
@@ -91,7 +91,7 @@ __device__ __forceinline__ void store_out(const OutputTile (&output)[kOutputTile
     const int row = warp * 16 + lane / 4 + 8 * r;
     const int head = first_head + row;
     const bool exists = head < problem.h_q;
-    Normalization result = normalize(state.reference[r], total_sum(smem, row));
+    Normalization result = normalize(state.reference[r], total_sum(smem, row), smem.any_valid != 0);
     const bool writes_lse = exists && warpgroup == 0 && lane % 4 == 0;
     if (work.piece.slot == tile::Piece::kWholeRow) {
       if (writes_lse) {

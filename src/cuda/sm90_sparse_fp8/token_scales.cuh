@@ -63,15 +63,23 @@ __device__ __forceinline__ void note_far_unit(std::uint32_t& far_units, float lo
                : "memory");
 }
 
+// One predicated instruction, too.
+__device__ __forceinline__ void note_valid(std::uint32_t& any_valid, float log2_unit) {
+  asm volatile("{.reg .pred valid; setp.neu.f32 valid, %0, 0fFF800000; @valid st.shared.u32 [%1], 1;}" ::"f"(log2_unit),
+               "r"(ptx::shared_address(&any_valid))
+               : "memory");
+}
+
 __device__ __forceinline__ bool any_far_unit(const std::uint32_t& far_units) {
   std::uint32_t noted;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(noted) : "r"(ptx::shared_address(&far_units)) : "memory");
   return __any_sync(0xffffffffu, noted != 0);
 }
 
-// By a whole math warpgroup, once none of its warps needs the ratios any more. Notes whether a unit is a far one.
+// By a whole math warpgroup, once none of its warps needs the ratios any more. Notes whether a unit is a far one and
+// whether a token is valid.
 __device__ __forceinline__ void weigh_tokens(TokenGroup (&groups)[kTokenGroups], std::uint32_t& far_units,
-                                             int warpgroup, int warp, int lane) {
+                                             std::uint32_t& any_valid, int warpgroup, int warp, int lane) {
   constexpr int kTokensPerWarp = kBlockTokens / kWarpsPerWarpgroup;
   ptx::named_barrier_sync(kOwnerBarrier + warpgroup, kWarpgroupThreads);
   if (lane < kTokensPerWarp) {
@@ -85,6 +93,7 @@ __device__ __forceinline__ void weigh_tokens(TokenGroup (&groups)[kTokenGroups],
     float log2_unit = __uint_as_float(exponents & 0xffff0000u);
     float inverse_unit = inverse_power(log2_unit);
     note_far_unit(far_units, log2_unit);
+    note_valid(any_valid, log2_unit);
     scale[kScaleTiles - 1] *= factor * inverse_unit;
     float most = fabsf(scale[kScaleTiles - 1]);
 #pragma unroll

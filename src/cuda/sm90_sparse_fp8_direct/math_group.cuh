@@ -44,6 +44,7 @@ class MathGroup {
       }
       if (num_blocks == 0 && group_ == 0) publish_totals(work);
       ptx::mbarrier_wait(ptx::shared_address(&smem_.totals_full), piece_.index % 2);
+      if (smem_.nothing_valid != 0) clear_output();
       store_results(work);
       __syncwarp();
       if (ptx::lane_id_here() == 0) ptx::mbarrier_arrive(ptx::shared_address(&smem_.piece_empty[piece_.index]));
@@ -111,18 +112,10 @@ class MathGroup {
       // PERF: loaded a pair before they are needed, since a warp waits for its loads in order.
       const int token = warp_ * kTokensPerWarp + ptx::lane_id_here() % kTokensPerWarp;
       if (pair == 1) scales.load(smem_.rows[stage], token);
-      constexpr int kBegin = 2;
-      if (pair == kBegin && ptx::lane_id_here() < kTokensPerWarp) {
-        scales.begin(smem_.factors[group_], smem_.value_scales[stage], smem_.valid[stage][token], token);
+      if (pair == 2 && ptx::lane_id_here() < kTokensPerWarp) {
+        scales.prepare(smem_.factors[group_], smem_.value_scales[stage], smem_.valid[stage][token], token);
       }
-      if constexpr (TokenScales<Config>::kRounds > 0) {
-        static_assert(kBegin + TokenScales<Config>::kRounds < kScorePairs<Config>);
-        const int round = pair - kBegin - 1;
-        if (round >= 0 && round < TokenScales<Config>::kRounds && ptx::lane_id_here() < kTokensPerWarp) {
-          scales.go_on(smem_.value_scales[stage], round, token);
-        }
-      }
-      if (pair == kBegin + 1) __syncwarp();
+      if (pair == 3) __syncwarp();
       if (pair == kScorePairs<Config> - 1) {
         const float* unit = &smem_.factors[group_].unit[warp_ * kTokensPerWarp + ptx::lane_id_here() / 4];
         units[0] = unit[0];
@@ -234,6 +227,7 @@ class MathGroup {
     const int row = warp_ * kWarpThreads + lane;
     float lse = 0.0f;
     if (row < Config::kHeads) smem_.totals[row] = finish_head(work, row, &lse);
+    if (is_first_thread()) smem_.nothing_valid = smem_.piece.seen_valid ? 0 : 1;
     ptx::mbarrier_arrive(ptx::shared_address(&smem_.totals_full));
     if (row < params_.problem.h_q - smem_.first_head && row < Config::kHeads) store_lse(work, row, lse);
   }
@@ -246,7 +240,7 @@ class MathGroup {
     const PieceState piece = smem_.piece;
     const float far = piece.far_sums ? smem_.far_reference[row] : 0.0f;
     *lse = piece.seen_valid ? (smem_.head[row].reference + far + log2f(sum)) * std::numbers::ln2_v<float> : -INFINITY;
-    if (!piece.seen_valid) return kNothingValid;
+    if (!piece.seen_valid) return 0.0f;
     float multiplier = exp2f(-far) / sum;
     if constexpr (Config::kTraits.scale_type == ScaleType::cache) multiplier *= problem.kv.scale;
     const int head = smem_.first_head + row;

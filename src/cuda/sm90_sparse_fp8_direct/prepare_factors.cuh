@@ -24,8 +24,7 @@ __device__ __forceinline__ std::uint16_t half_bits(float value) {
   return __half_as_ushort(__float2half_rn(value));
 }
 
-// What a token's scales say. unit() is what is taken out of them before PV and put into the token's probability. After
-// begin() value scales follow in kRounds calls of go_on(), since QK goes on meanwhile and its warps work in order.
+// What a token's scales say. unit() is what is taken out of them before PV and put into the token's probability.
 template <typename Config, Scaling kScaling = Config::kScaling>
 struct TokenScales;
 
@@ -43,8 +42,8 @@ struct TokenScales<Config, Scaling::ratios> {
     return clamp_unit(most * (1.0f / kScaleTarget));
   }
 
-  static constexpr int kRounds = 0;
-  __device__ void begin(ScoreFactors<Config>& factors, ValueScales<Config>& value_scales, bool valid, int token) {
+  __device__ void prepare(ScoreFactors<Config>& factors, ValueScales<Config>& value_scales, bool valid,
+                          int token) const {
     const float own_unit = unit();
     const float inverse = ptx::reciprocal_ftz(own_unit);
     const float values[kTiles] = {scales.x, scales.y, scales.z, scales.w};
@@ -124,31 +123,20 @@ struct TokenScales<Config, Scaling::operands> {
     return clamp_unit(fmaxf(for_codes, for_bf16));
   }
 
-  static constexpr int kTilesAtOnce = 2;
-  static constexpr int kRounds = (Config::kValueTilesScaled + kTilesAtOnce - 1) / kTilesAtOnce;
-
-  __device__ void begin(ScoreFactors<Config>& factors, ValueScales<Config>& value_scales, bool valid, int token) {
-    plain = is_plain();
-    inverse = plain ? 1.0f : ptx::reciprocal_ftz(unit());
-    if constexpr (Config::kHasBf16Values) value_scales.bf16[token] = inverse;
-    factors.unit[token] = !valid ? -INFINITY : plain ? 0.0f : NAN;
-  }
-
-  __device__ void go_on(ValueScales<Config>& value_scales, int round, int token) const {
+  __device__ void prepare(ScoreFactors<Config>& factors, ValueScales<Config>& value_scales, bool valid,
+                          int token) const {
+    const bool plain = is_plain();
+    const float inverse = plain ? 1.0f : ptx::reciprocal_ftz(unit());
 #pragma unroll
-    for (int i = 0; i < kTilesAtOnce; ++i) {
-      const int tile = round * kTilesAtOnce + i;
-      if (tile >= Config::kValueTilesScaled) continue;
+    for (int tile = 0; tile < Config::kValueTilesScaled; ++tile) {
       // A normal f16 number has its exponent 112 lower.
       std::uint32_t code = (exponent(tile) - (127 - 15)) << 10;
       if (!plain) code = half_bits(ue8m0_to_float(static_cast<std::uint8_t>(exponent(tile))) * inverse);
       value_scales.code[tile][token] = static_cast<std::uint16_t>(code);
     }
+    if constexpr (Config::kHasBf16Values) value_scales.bf16[token] = inverse;
+    factors.unit[token] = !valid ? -INFINITY : plain ? 0.0f : NAN;
   }
-
- private:
-  bool plain;
-  float inverse;
 };
 
 // The cache's one scale is elsewhere.
@@ -156,8 +144,8 @@ template <typename Config>
 struct TokenScales<Config, Scaling::none> {
   __device__ void load(const RowBlock<Config>& /*block*/, int /*token*/) {}
   __device__ float unit() const { return 1.0f; }
-  static constexpr int kRounds = 0;
-  __device__ void begin(ScoreFactors<Config>& factors, ValueScales<Config>& /*value_scales*/, bool valid, int token) {
+  __device__ void prepare(ScoreFactors<Config>& factors, ValueScales<Config>& /*value_scales*/, bool valid,
+                          int token) const {
     factors.unit[token] = valid ? 0.0f : -INFINITY;
   }
 };

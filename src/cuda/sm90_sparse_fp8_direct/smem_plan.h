@@ -105,6 +105,7 @@ struct SmemPlan {
   ScoreFactors<Config> factors[kMathGroups];
   Rescale<Config> rescale[kMathGroups];
   alignas(8) float totals[Config::kHeads];  // multipliers that turn accumulators into results
+  std::int32_t nothing_valid;  // published with them: no token counts, and accumulators, be they NaN, neither
   bool valid[Config::kStages][kBlockTokens];
   float2 sums[Config::kHeads / 8][kWarpgroupThreads];  // of thread t of either math warpgroup
   alignas(16) HeadState head[Config::kHeads];

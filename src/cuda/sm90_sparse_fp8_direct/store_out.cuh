@@ -9,19 +9,15 @@
 
 namespace chiasma::sm90_sparse_fp8_direct {
 
-// In place of a multiplier: no token counts, and what was accumulated, be it NaN, does not either.
-inline constexpr float kNothingValid = -0.0f;
-
 template <int kHeads>
 struct LaneColumns {
   float value[kColumnsPerThread];
 
   // Head 8 j + 2 (lane % 4) + c.
   __device__ LaneColumns(const OutputTiles<kHeads>& output, int j, int c, float multiplier) {
-    const bool is_empty = __float_as_uint(multiplier) == __float_as_uint(kNothingValid);
 #pragma unroll
     for (int column = 0; column < kColumnsPerThread; ++column) {
-      value[column] = is_empty ? 0.0f : output[column / 2][4 * j + column % 2 * 2 + c] * multiplier;
+      value[column] = output[column / 2][4 * j + column % 2 * 2 + c] * multiplier;
     }
   }
   __device__ void store(bf16_t* to) const {
