@@ -48,7 +48,11 @@ class Tensor(ctypes.Structure):
 
 
 class DecodeArgs(ctypes.Structure):
-    _fields_ = [("format", ctypes.c_int), ("sm_scale", ctypes.c_double)] + [(name, Tensor) for name in NAMES]
+    _fields_ = [
+        ("format", ctypes.c_int),
+        ("sm_scale", ctypes.c_double),
+        ("kv_scale", ctypes.c_double),
+    ] + [(name, Tensor) for name in NAMES]
 
 
 def c_tensor(tensor: torch.Tensor) -> Tensor:
@@ -62,7 +66,7 @@ def c_calls(path: str, tensors: dict[str, torch.Tensor], workspace: torch.Tensor
     """The C call, and a call of something that does nothing."""
     library = ctypes.CDLL(path)
     library.chiasma_last_error.restype = ctypes.c_char_p
-    args = DecodeArgs(KV_V32, 576**-0.5, *(c_tensor(tensors[name]) if name in tensors else Tensor() for name in NAMES))
+    args = DecodeArgs(KV_V32, 576**-0.5, 0.0, *(c_tensor(tensors[name]) if name in tensors else Tensor() for name in NAMES))
     plan = ctypes.c_void_p()
     if library.chiasma_decode_plan_create(ctypes.byref(args), None, ctypes.byref(plan)) != 0:
         raise RuntimeError(library.chiasma_last_error().decode())

@@ -160,6 +160,8 @@ const std::vector<Key>& keys() {
       choice_key<Layout>("layout", &Case::layout,
                          {{"packed", Layout::kPacked}, {"strided", Layout::kStrided}, {"odd", Layout::kOdd}}),
       choice_key<bool>("q", &Case::q_pair, {{"whole", false}, {"pair", true}}),
+      choice_key<QueryNan>("qnan", &Case::qnan,
+                           {{"none", QueryNan::kNone}, {"some", QueryNan::kSome}, {"all", QueryNan::kAll}}),
       choice_key<Distribution>("dist", &Case::dist,
                                {{"gauss", Distribution::kGauss},
                                 {"outlier", Distribution::kOutlier},

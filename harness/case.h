@@ -15,6 +15,7 @@ namespace chiasma::harness {
 
 enum class IndexPattern { kRandom, kSorted, kWindow, kSame };
 enum class LengthMode { kNone, kFull, kRandom, kZero, kRows };
+enum class QueryNan { kNone, kSome, kAll };
 enum class SinkMode { kNone, kZero, kRandom, kPlusInf, kMinusInf };
 enum class Poison { kNone, kNan };
 enum class Layout { kPacked, kStrided, kOdd };
@@ -37,6 +38,7 @@ struct Case {
   SinkMode sink = SinkMode::kNone;
   Poison poison = Poison::kNone;
   Layout layout = Layout::kPacked;
+  QueryNan qnan = QueryNan::kNone;
   bool q_pair = false;  // key q: the query's rotary columns are a tensor of their own
   Distribution dist = Distribution::kGauss;
   std::optional<double> smscale;  // absent: chiasma_default_sm_scale()

@@ -298,6 +298,7 @@ class WorkloadBuilder {
   void fill_queries() {
     // dist=const: with the rows' constants of 0.5 to 2.25 scores stay between 0.375 and 1.7.
     constexpr float kConstQuery = 0x1p-5f;
+    constexpr std::int64_t kOneInNan = 3;
     const std::uint64_t key = derive(spec_.seed, kQueryStream);
     const auto scale = static_cast<float>(spec_.qscale);
     const std::int64_t dim = key_dim(static_cast<KvFormat>(spec_.fmt));
@@ -312,6 +313,9 @@ class WorkloadBuilder {
           const float value = spec_.dist == Distribution::kConst ? kConstQuery : gauss(key, n * dim + c);
           (c < columns_of_q ? q[c] : rope[c - columns_of_q]) = to_bf16(scale * value);
         }
+        const bool is_nan =
+            spec_.qnan == QueryNan::kAll || (spec_.qnan == QueryNan::kSome && n % kOneInNan == kOneInNan - 1);
+        if (is_nan) q[n % columns_of_q] = bf16_t{0x7fc0};
       }
     });
   }

@@ -8,7 +8,7 @@ readonly LLVM_TOOLS_MAJOR=14
 declare -A PACKAGES=(
   [build]="cmake ninja-build g++ libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev libgtest-dev"
   [lint]="clang-format clang-tidy"
-  [test]="clang libomp-dev python3 python3-numpy"
+  [test]="clang libomp-dev python3 python3-numpy python3-venv"
   [bench]="libbenchmark-dev"
 )
 
@@ -23,6 +23,8 @@ clang_major() { clang --version 2>/dev/null | sed -nE 's/.*version ([0-9]+)\..*/
 is_there() {
   local command=${COMMAND_OF[$1]:-}
   [[ $1 == clang-format || $1 == clang-tidy ]] && { llvm_tool "$1" >/dev/null && return 0 || return 1; }
+  # A Python from elsewhere than a package has it built in.
+  [[ $1 == python3-venv ]] && python3 -c 'import ensurepip, venv' 2>/dev/null && return 0
   [[ -n $command ]] && command -v "$command" >/dev/null && return 0
   [[ $(dpkg-query -W -f '${Status}' "$1" 2>/dev/null) == "install ok installed" ]]
 }

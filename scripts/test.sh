@@ -1,6 +1,8 @@
 # ./run test: all stages, one after the other, each with a log of its own; a table at the end. Sourced by ./run.
 #   ./run test           every stage
-#   ./run test NAME...   only these (their builds included): release asan-ubsan tsan fuzz consumer format lint files gpu
+#   ./run test NAME...   only these (their builds included): release asan-ubsan tsan fuzz consumer python format lint files gpu
+
+source scripts/python.sh
 
 readonly LOGS=build/test-logs
 readonly FUZZ_SECONDS=${CHIASMA_FUZZ_SECONDS:-30}
@@ -118,7 +120,7 @@ verdict_of() {
 run_tests() {
   need_packages lint test
   local stages=("$@") name started status seconds log
-  [[ ${#stages[@]} -gt 0 ]] || stages=(files format release consumer asan-ubsan fuzz tsan lint gpu)
+  [[ ${#stages[@]} -gt 0 ]] || stages=(files format release consumer python asan-ubsan fuzz tsan lint gpu)
   local passed=0 failed=0 skipped=0 word table=()
   mkdir -p "$LOGS"
   for name in "${stages[@]}"; do

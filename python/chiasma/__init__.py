@@ -5,7 +5,8 @@
 
 Tensors are those of PyTorch, JAX, CuPy or NumPy; results are of the framework that the first one came from. Names of
 shapes: b requests, s_q query tokens of a request, h_q query heads (1 to 128), topk selected tokens of a query token,
-page tokens of a cache page, d_qk width of a query (576; 512 for format v4).
+page tokens of a cache page, d_qk width of a query and key (576 or 512, by format), width that of a cached token (bytes,
+or numbers of bf16).
 
 Errors: ValueError for an argument that breaks a rule, TypeError for a wrong dtype or what is no tensor,
 NotImplementedError if no kernel of this build and device does it, RuntimeError for a device's trouble, MemoryError. The

@@ -7,19 +7,11 @@ from typing import Any
 
 from . import _frameworks, _native
 from ._adapters import Framework
-from ._arguments import (
-    KEY_DIMS,
-    format_number,
-    goes_through_ops,
-    infer_format,
-    refuse_gradients,
-    scale_number,
-)
+from ._arguments import goes_through_ops, refuse_gradients, scale_number
+from ._formats import CACHE_DTYPES, KEY_DIMS, WIDTHS, format_number, infer_format
 
 if sys.modules.get("torch") is not None:
     from . import _torch_cache_ops
-
-_TOKEN_BYTES = {1: 656, 2: 584}
 
 
 def _shape(name: str, tensor: Any) -> tuple[int, ...]:
@@ -40,7 +32,9 @@ def _float_dtype(dtype: Any, default: str) -> str:
     return name
 
 
-def quantize(kv: Any, *, format: str = "v32", scale: str = "pow2", out: Any = None) -> Any:
+def quantize(
+    kv: Any, *, format: str = "v32", scale: str = "pow2", kv_scale: float | None = None, out: Any = None
+) -> Any:
     """Quantises rows to a new cache, row i of page p to slot p * page + i.
 
     Rounds to nearest even and saturates at 448. A tile of zeros gets codes 0 and a finite positive scale. NaN and
@@ -48,20 +42,22 @@ def quantize(kv: Any, *, format: str = "v32", scale: str = "pow2", out: Any = No
 
     Args:
         kv: bfloat16 [num_pages, page, d_qk], RoPE last.
-        format: "v32" or "v4".
-        scale: "pow2", 2 ** ceil(log2(max(amax / 448, 1e-4))), or "amax", amax / 448 (v32 only).
-        out: uint8 [num_pages, page, 656 or 584] to write to; None: a new one, its pages padded as writers of v4 do.
+        format: one of those of decode(); into bf16 and bf16nope the rows are copied.
+        scale: "pow2", 2 ** ceil(log2(max(amax / 448, 1e-4))), or "amax", amax / 448 (v32, v32nope and v32nope_compact
+            only); without effect where tiles have no scales.
+        kv_scale: fp8 and fp8nope: codes are e4m3(value / kv_scale); None: 1.
+        out: [num_pages, page, width] to write to; None: a new one, its pages padded as writers of v4 and v41plane do.
 
     Returns:
-        The cache, uint8 [num_pages, page, 656] (v32) or [num_pages, page, 584] (v4).
+        The cache, uint8 [num_pages, page, width], or bfloat16 for bf16 and bf16nope.
 
     >>> kv_cache = chiasma.quantize(kv)
     """
     number, scale_mode = format_number(format), scale_number(scale)
-    if number not in _TOKEN_BYTES:
-        raise ValueError(f"format is {format!r}; allowed are the quantised ones, 'v32' and 'v4'")
+    if number not in WIDTHS:
+        raise ValueError("format is None; what kv is quantised to must be named")
     if goes_through_ops(kv, out):
-        return _torch_cache_ops.quantize(kv, format, scale, out)
+        return _torch_cache_ops.quantize(kv, format, scale, kv_scale, out)
     framework = _frameworks.of("kv", kv)
     refuse_gradients((("kv", kv), ("out", out)))
     shape = _shape("kv", kv)
@@ -74,26 +70,32 @@ def quantize(kv: Any, *, format: str = "v32", scale: str = "pow2", out: Any = No
         cache = _new_cache(framework, number, shape[0], shape[1], kv)
     names = ("kv", "k_pe", "slot_mapping", "out", "nonfinite_count")
     stream = framework.stream(kv)
-    _native.call(_native.quantize, names, rows, None, None, cache, None, number, scale_mode, stream)
+    _native.call(_native.quantize, names, rows, None, None, cache, None, number, kv_scale, scale_mode, stream)
     framework.finish(kv)
-    return framework.result(cache, "uint8", kv) if out is None else out
+    return framework.result(cache, CACHE_DTYPES[number], kv) if out is None else out
 
 
 def _new_cache(framework: Framework, number: int, pages: int, page: int, like: Any) -> Any:
-    width = _TOKEN_BYTES[number]
-    page_bytes = _native.page_bytes(number, page)
-    if page_bytes == page * width or pages * page == 0:
-        return framework.empty((pages, page, width), "uint8", like)
-    memory = framework.empty((pages * page_bytes,), "uint8", like)
-    return framework.strided(memory, (pages, page, width), (page_bytes, width, 1))
+    width, dtype = WIDTHS[number], CACHE_DTYPES[number]
+    stride = _native.page_bytes(number, page) // (1 if dtype == "uint8" else 2)
+    if stride == page * width or pages * page == 0:
+        return framework.empty((pages, page, width), dtype, like)
+    memory = framework.empty((pages * stride,), dtype, like)
+    return framework.strided(memory, (pages, page, width), (stride, width, 1))
 
 
-def dequantize(kv_cache: Any, *, format: str | None = None, dtype: Any = None, out: Any = None) -> Any:
-    """The numbers of every slot of a quantised cache.
+def dequantize(
+    kv_cache: Any,
+    *,
+    format: str | None = None,
+    kv_scale: float | None = None,
+    dtype: Any = None,
+    out: Any = None,
+) -> Any:
+    """The numbers of every slot of a cache.
 
     Args:
-        kv_cache: as decode() takes it, v32 or v4.
-        format: "v32" or "v4"; None: told by the width.
+        kv_cache, format, kv_scale: as decode() takes them.
         dtype: float32 (exact) or bfloat16 (rounded to nearest even), as the framework's dtype or its name; None:
             float32.
         out: [num_pages, page, d_qk] of either dtype to write to; None: a new one.
@@ -106,14 +108,15 @@ def dequantize(kv_cache: Any, *, format: str | None = None, dtype: Any = None, o
     number = infer_format("kv_cache", kv_cache, format)
     result_dtype = _float_dtype(dtype, "float32")
     if goes_through_ops(kv_cache, out):
-        return _torch_cache_ops.dequantize(kv_cache, number, result_dtype, out)
+        return _torch_cache_ops.dequantize(kv_cache, number, kv_scale, result_dtype, out)
     framework = _frameworks.of("kv_cache", kv_cache)
     refuse_gradients((("kv_cache", kv_cache), ("out", out)))
     kv = _frameworks.export("out", out, written=True)
     if kv is None:
-        kv = framework.empty((*_shape("kv_cache", kv_cache)[:2], KEY_DIMS.get(number, 0)), result_dtype, kv_cache)
+        kv = framework.empty((*_shape("kv_cache", kv_cache)[:2], KEY_DIMS[number]), result_dtype, kv_cache)
     cache = _frameworks.export("kv_cache", kv_cache)
-    _native.call(_native.dequantize, ("kv_cache", "out"), cache, kv, number, framework.stream(kv_cache))
+    stream = framework.stream(kv_cache)
+    _native.call(_native.dequantize, ("kv_cache", "out"), cache, kv, number, kv_scale, stream)
     framework.finish(kv_cache)
     return framework.result(kv, result_dtype, kv_cache) if out is None else out
 
@@ -126,17 +129,19 @@ def quantize_and_append(
     *,
     format: str | None = None,
     scale: str = "pow2",
+    kv_scale: float | None = None,
     nonfinite_count: Any = None,
 ) -> None:
     """Quantises new tokens and writes each into its slot of a cache, in place.
 
     Args:
-        kv_c: bfloat16 [T, 512] (v32) or [T, 448] (v4); any strides, the last dimension contiguous.
-        k_pe: bfloat16 [T, 64], copied bit for bit; strides of its own.
-        kv_cache: as decode() takes it.
+        kv_c: bfloat16 [T, d_qk - 64], the columns in front of the rotary ones; any strides, the last dimension
+            contiguous.
+        k_pe: bfloat16 [T, 64], strides of its own; None: kv_c has all columns, [T, d_qk], as formats without rotary
+            columns have it.
+        kv_cache, format, kv_scale: as decode() takes them.
         slot_mapping: int64 [T]; a slot outside the cache, -1 included, skips the token. On a GPU two tokens with one
             slot leave undefined bytes in it; on the CPU the later one wins.
-        format: "v32" or "v4"; None: told by the width.
         scale: as in quantize().
         nonfinite_count: int64 [1] that receives the number of NaN and infinite inputs among the tokens stored.
 
@@ -144,19 +149,21 @@ def quantize_and_append(
     """
     number, scale_mode = infer_format("kv_cache", kv_cache, format), scale_number(scale)
     if goes_through_ops(kv_c, k_pe, kv_cache, slot_mapping, nonfinite_count):
-        return _torch_cache_ops.quantize_and_append(kv_c, k_pe, kv_cache, slot_mapping, number, scale, nonfinite_count)
+        return _torch_cache_ops.quantize_and_append(
+            kv_c, k_pe, kv_cache, slot_mapping, number, scale, kv_scale, nonfinite_count
+        )
     framework = _frameworks.of("kv_c", kv_c)
-    names = ("kv_c", "k_pe", "slot_mapping", "kv_cache", "nonfinite_count")
+    names = ("kv_c" if k_pe is not None else "kv", "k_pe", "slot_mapping", "kv_cache", "nonfinite_count")
     tensors = (kv_c, k_pe, slot_mapping, kv_cache, nonfinite_count)
     refuse_gradients(zip(names, tensors))
     for name, tensor in zip(names[:4], tensors):
-        if tensor is None:
+        if tensor is None and name != "k_pe":
             raise TypeError(_frameworks.not_a_tensor(name, None))
     exported = [
         _frameworks.export(name, tensor, written=name in ("kv_cache", "nonfinite_count"))
         for name, tensor in zip(names, tensors)
     ]
-    _native.call(_native.quantize, names, *exported, number, scale_mode, framework.stream(kv_c))
+    _native.call(_native.quantize, names, *exported, number, kv_scale, scale_mode, framework.stream(kv_c))
     framework.finish(kv_c)
     return None
 
@@ -172,13 +179,14 @@ def gather_dequantize(
     rows: int | None = None,
     dtype: Any = None,
     format: str | None = None,
+    kv_scale: float | None = None,
 ) -> Any:
     """Some rows of a cache as numbers, as prefill over a quantised cache needs them. Either slots says which, or
     block_table, seq_lens and starts together do: token t of request i, 0 <= t < seq_lens[i], goes to row starts[i] + t.
     A slot or page outside the cache, -1 included, gives a row of zeros.
 
     Args:
-        kv_cache: as decode() takes it, of any format.
+        kv_cache, format, kv_scale: as decode() takes them.
         slots: int32 or int64 [rows].
         block_table: int32 [b, max_pages].
         seq_lens: int32 [b].
@@ -187,7 +195,6 @@ def gather_dequantize(
             are, and are zeros in a new one.
         rows: rows of a new out; needed with block_table, otherwise told by slots.
         dtype: of a new out; None: bfloat16.
-        format: "v32", "v4" or "bf16"; None: told by the width.
 
     Returns:
         [rows, d_qk], RoPE last.
@@ -196,11 +203,13 @@ def gather_dequantize(
     """
     number = infer_format("kv_cache", kv_cache, format)
     result_dtype = _float_dtype(dtype, "bfloat16")
+    if slots is None and block_table is None:
+        raise ValueError("slots and block_table are None; one of them is required")
     if out is None and slots is None and rows is None:
         raise ValueError("rows is None; with block_table and without out it must say how many rows the result has")
     if goes_through_ops(kv_cache, slots, block_table, seq_lens, starts, out):
         return _torch_cache_ops.gather_dequantize(
-            kv_cache, slots, block_table, seq_lens, starts, out, rows, result_dtype, number
+            kv_cache, slots, block_table, seq_lens, starts, out, rows, result_dtype, number, kv_scale
         )
     framework = _frameworks.of("kv_cache", kv_cache)
     names = ("kv_cache", "slots", "block_table", "seq_lens", "starts", "out")
@@ -212,7 +221,7 @@ def gather_dequantize(
         exported[5] = framework.empty((num_rows, KEY_DIMS[number]), result_dtype, kv_cache)
         if slots is None:
             exported[5] = framework.zeroed(exported[5])
-    _native.call(_native.gather_dequantize, names, *exported, number, framework.stream(kv_cache))
+    _native.call(_native.gather_dequantize, names, *exported, number, kv_scale, framework.stream(kv_cache))
     framework.finish(kv_cache)
     return framework.result(exported[5], result_dtype, kv_cache) if out is None else out
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _frameworks, _native
-from ._arguments import format_number, goes_through_ops, narrow_indices, refuse_gradients
+from ._arguments import goes_through_ops, narrow_indices, refuse_gradients
+from ._formats import format_number
 from ._types import Plan
 
 _NAMES = (
@@ -52,6 +53,7 @@ def decode(
     indices: Any,
     *,
     format: str | None = None,
+    kv_scale: float | None = None,
     sm_scale: float | None = None,
     topk_length: Any = None,
     attn_sink: Any = None,
@@ -70,17 +72,22 @@ def decode(
         q: bfloat16 [b, s_q, h_q, d_qk], the last 64 columns rotary; or a pair (q_nope [..., d_qk - 64],
             q_pe [..., 64]) of tensors that were never joined. Any strides, the last dimension contiguous. With rank 3,
             [T, h_q, d_qk], there is no s_q and the other tensors have one dimension less, too.
-        kv_cache: uint8, int8 or float8_e4m3fn bytes [num_pages, page, 656] (v32) or [num_pages, page, 584] (v4), or
-            bfloat16 [num_pages, page, 576] (bf16); or with a head dimension of 1 before the last. Any page size;
-            stride(0) is any multiple of 16 bytes that holds a page.
+        kv_cache: uint8, int8 or float8_e4m3fn bytes [num_pages, page, width], or bfloat16 for bf16 and bf16nope; or
+            with a head dimension of 1 before the last. Any page size; stride(0) is any multiple of 16 bytes that holds
+            a page.
         indices: int32 or int64 [b, s_q, topk], slots: page_index * page + offset. What is not in the cache, -1
             included, is masked, wherever it stands.
-        format: "v32", "v4" or "bf16"; None: told by the width of kv_cache.
+        format: of kv_cache; its width in parentheses.
+            d_qk 576: "v32" (656), "fp8" (576), "bf16" (576).
+            d_qk 512: "v4" (584), "v41" (528), "v41plane" (528), "v32nope" (656), "v32nope_compact" (528), "fp8nope"
+            (512), "bf16nope" (512).
+            None: told by dtype and width, as v32, v4, bf16 or bf16nope; the others have to be named.
+        kv_scale: fp8 and fp8nope: what every code of the cache is multiplied by, > 0; None: 1.
         sm_scale: any finite number; None: d_qk ** -0.5.
         topk_length: int32 [b] or [b, s_q] ([T]): how many leftmost entries of a row count.
         attn_sink: float32 [h_q]; scales out by exp(lse) / (exp(lse) + exp(sink)), leaves lse alone.
-        extra_kv_cache, extra_indices, extra_topk_length: a second cache of v4, with a page size of its own, attended
-            together with the first.
+        extra_kv_cache, extra_indices, extra_topk_length: a second cache of the same format, v4, v41 or v41plane, with
+            a page size of its own, attended together with the first.
         out: bfloat16 [b, s_q, h_q, 512] to write to, any strides, the last dimension contiguous; None: a new one.
         lse: float32 [b, s_q, h_q] to write to, any strides; None: a new one.
         workspace: uint8 scratch memory, plan(...).workspace_bytes at least, at a multiple of 256 bytes; None: from the
@@ -101,7 +108,7 @@ def decode(
     """
     if _is_compiling():
         return _torch_ops.decode(
-            q, kv_cache, indices, format, sm_scale, topk_length, attn_sink, extra_kv_cache, extra_indices,
+            q, kv_cache, indices, format, kv_scale, sm_scale, topk_length, attn_sink, extra_kv_cache, extra_indices,
             extra_topk_length, out, lse, workspace, kernel, batch_invariant,
         )  # fmt: skip
     q_pe = None
@@ -123,7 +130,7 @@ def decode(
         or (workspace is not None and type(workspace) is not _Tensor)
     ):
         tensors = (q, q_pe, kv_cache, indices, topk_length, attn_sink, extra_kv_cache, extra_indices, extra_topk_length)
-        return _decode_any((*tensors, out, lse), format, sm_scale, workspace, kernel, batch_invariant)
+        return _decode_any((*tensors, out, lse), format, kv_scale, sm_scale, workspace, kernel, batch_invariant)
     if _is_grad_enabled():
         tensors = (q, q_pe, kv_cache, indices, topk_length, attn_sink, extra_kv_cache, extra_indices, extra_topk_length)
         refuse_gradients(zip(_NAMES, (*tensors, out, lse)))
@@ -141,7 +148,7 @@ def decode(
     number = 0 if format is None else format_number(format)
     _native_call(
         _native_decode, _NAMES, q, q_pe, kv_cache, indices, topk_length, attn_sink, extra_kv_cache, extra_indices,
-        extra_topk_length, out, lse, number, sm_scale, kernel, batch_invariant, workspace, None,
+        extra_topk_length, out, lse, number, kv_scale, sm_scale, kernel, batch_invariant, workspace, None,
     )  # fmt: skip
     return out, lse
 
@@ -157,6 +164,7 @@ def _pair(q: Sequence[Any]) -> tuple[Any, Any]:
 def _decode_any(
     tensors: tuple[Any, ...],
     format: str | None,
+    kv_scale: float | None,
     sm_scale: float | None,
     workspace: Any,
     kernel: str | None,
@@ -167,7 +175,7 @@ def _decode_any(
     if goes_through_ops(*tensors):
         (_, q_pe, kv_cache, indices, topk_length, attn_sink, extra_kv_cache, extra_indices, extra_length) = tensors[:9]
         return _torch_ops.decode(
-            q if q_pe is None else (q, q_pe), kv_cache, indices, format, sm_scale, topk_length, attn_sink,
+            q if q_pe is None else (q, q_pe), kv_cache, indices, format, kv_scale, sm_scale, topk_length, attn_sink,
             extra_kv_cache, extra_indices, extra_length, tensors[_OUT], tensors[_LSE], workspace, kernel,
             batch_invariant,
         )  # fmt: skip
@@ -186,9 +194,10 @@ def _decode_any(
     number = format_number(format)
     scratch = _frameworks.export("workspace", workspace, written=True)
     if scratch is None:
-        needed = _plan(exported, number, sm_scale, kernel, batch_invariant, 0, 0).workspace_bytes
+        needed = _plan(exported, number, kv_scale, sm_scale, kernel, batch_invariant, 0, 0).workspace_bytes
         scratch = _frameworks.workspace(framework, needed, q)
-    _native.call(_native.decode, _NAMES, *exported, number, sm_scale, kernel, batch_invariant, scratch, stream)
+    options = (number, kv_scale, sm_scale, kernel, batch_invariant)
+    _native.call(_native.decode, _NAMES, *exported, *options, scratch, stream)
     framework.finish(q)
     results = (
         given if given is not None else framework.result(exported[position], dtype, q)
@@ -211,15 +220,15 @@ def _export_all(tensors: Sequence[Any]) -> list[Any]:
 def _plan(
     exported: Sequence[Any],
     format: int,
+    kv_scale: float | None,
     sm_scale: float | None,
     kernel: str | None,
     batch_invariant: bool,
     num_splits: int,
     num_threads: int,
 ) -> Plan:
-    return Plan(
-        *_native.plan_row(_NAMES, *exported, format, sm_scale, kernel, batch_invariant, num_splits, num_threads)
-    )
+    options = (format, kv_scale, sm_scale, kernel, batch_invariant, num_splits, num_threads)
+    return Plan(*_native.plan_row(_NAMES, *exported, *options))
 
 
 def plan(
@@ -228,6 +237,7 @@ def plan(
     indices: Any,
     *,
     format: str | None = None,
+    kv_scale: float | None = None,
     sm_scale: float | None = None,
     topk_length: Any = None,
     attn_sink: Any = None,
@@ -256,7 +266,7 @@ def plan(
         q, q_pe = _pair(q)
     tensors = (q, q_pe, kv_cache, indices, topk_length, attn_sink, extra_kv_cache, extra_indices, extra_topk_length)
     exported = _export_all((*tensors, out, lse))
-    return _plan(exported, format_number(format), sm_scale, kernel, batch_invariant, num_splits, num_threads)
+    return _plan(exported, format_number(format), kv_scale, sm_scale, kernel, batch_invariant, num_splits, num_threads)
 
 
 def merge(part_out: Any, part_lse: Any, *, out: Any = None, lse: Any = None) -> tuple[Any, Any]:

@@ -31,6 +31,7 @@ translate_indices = _function("translate_indices")
 _version = _function("version")
 _kernels = _function("kernels")
 _devices = _function("devices")
+_formats = _function("formats")
 _page_bytes = _function("page_bytes")
 _synchronize = _function("synchronize")
 
@@ -43,6 +44,7 @@ _EXCEPTIONS: dict[str, type[Exception]] = {
 }
 _LOOK_FIRST = "S"
 _NOT_A_TENSOR = "X"
+_NO_FORMAT = "F"
 
 
 def call(function: Any, names: Sequence[str], *arguments: Any) -> Any:
@@ -77,6 +79,10 @@ def raise_failure(failure: str, arguments: dict[str, Any]) -> NoReturn:
     if kind == _NOT_A_TENSOR:
         value = arguments.get(message)
         raise TypeError(_frameworks.not_a_tensor(message, value))
+    if kind == _NO_FORMAT:
+        from . import _formats  # it asks this module for the list
+
+        _formats.infer_format(message, arguments[message], None)
     raise _EXCEPTIONS[kind](message)
 
 
@@ -107,6 +113,11 @@ def kernels() -> list[tuple[Any, ...]]:
 
 def devices() -> list[tuple[Any, ...]]:
     return [_row(row) for row in _query(_devices)]
+
+
+def formats() -> list[tuple[Any, ...]]:
+    """name, key width, last extent of a cache, whether that is bytes, whether it and the dtype tell the format."""
+    return [_row(row) for row in _query(_formats)]
 
 
 def page_bytes(format_number: int, page: int) -> int:

@@ -8,102 +8,104 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from ._arguments import KEY_DIMS, format_number, infer_format
+from ._formats import CACHE_DTYPES, KEY_DIMS, NAMES, PAGE_MULTIPLES, WIDTHS, format_number, infer_format
 
-_FORMAT_NAMES = {1: "v32", 2: "v4", 3: "bf16"}
-_TOKEN_BYTES = {1: 656, 2: 584}
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "uint8": torch.uint8}
 
 
 @custom_op("chiasma::quantize_out", mutates_args=("out",))
-def _quantize_out(kv: Tensor, out: Tensor, format: str = "v32", scale: str = "pow2") -> None:
+def _quantize_out(
+    kv: Tensor, out: Tensor, format: str = "v32", scale: str = "pow2", kv_scale: float | None = None
+) -> None:
     from . import _cache_ops as plain
 
-    plain.quantize(kv, format=format, scale=scale, out=out)
+    plain.quantize(kv, format=format, scale=scale, kv_scale=kv_scale, out=out)
 
 
 @_quantize_out.register_fake
-def _(kv: Tensor, out: Tensor, format: str = "v32", scale: str = "pow2") -> None:
+def _(kv: Tensor, out: Tensor, format: str = "v32", scale: str = "pow2", kv_scale: float | None = None) -> None:
     return None
 
 
 @custom_op("chiasma::quantize", mutates_args=())
-def _quantize(kv: Tensor, format: str = "v32", scale: str = "pow2") -> Tensor:
+def _quantize(kv: Tensor, format: str = "v32", scale: str = "pow2", kv_scale: float | None = None) -> Tensor:
     from . import _cache_ops as plain
 
-    cache: Tensor = plain.quantize(kv, format=format, scale=scale)
+    cache: Tensor = plain.quantize(kv, format=format, scale=scale, kv_scale=kv_scale)
     return cache
 
 
 @_quantize.register_fake
-def _(kv: Tensor, format: str = "v32", scale: str = "pow2") -> Tensor:
-    width = _TOKEN_BYTES[format_number(format)]
+def _(kv: Tensor, format: str = "v32", scale: str = "pow2", kv_scale: float | None = None) -> Tensor:
+    number = format_number(format)
+    width, multiple = WIDTHS[number], PAGE_MULTIPLES.get(number, 1)
     pages, page = kv.shape[0], kv.shape[1]
-    page_bytes = page * width
-    if format == "v4":  # as chiasma_kv_page_bytes(), which cannot be asked about a size that is a symbol
-        page_bytes = (page_bytes + 575) // 576 * 576
-    return torch.empty_strided(
-        (pages, page, width), (page_bytes, width, 1), dtype=torch.uint8, device=kv.device
-    )
+    stride = (page * width + multiple - 1) // multiple * multiple
+    dtype = _DTYPES[CACHE_DTYPES[number]]
+    return torch.empty_strided((pages, page, width), (stride, width, 1), dtype=dtype, device=kv.device)
 
 
-def quantize(kv: Any, format: str, scale: str, out: Any) -> Any:
+def quantize(kv: Any, format: str, scale: str, kv_scale: float | None, out: Any) -> Any:
     """chiasma.quantize() through the operators."""
     if out is None:
-        return torch.ops.chiasma.quantize(kv, format, scale)
-    torch.ops.chiasma.quantize_out(kv, out, format, scale)
+        return torch.ops.chiasma.quantize(kv, format, scale, kv_scale)
+    torch.ops.chiasma.quantize_out(kv, out, format, scale, kv_scale)
     return out
 
 
 @custom_op("chiasma::dequantize_out", mutates_args=("out",))
-def _dequantize_out(kv_cache: Tensor, out: Tensor, format: str | None = None) -> None:
+def _dequantize_out(kv_cache: Tensor, out: Tensor, format: str | None = None, kv_scale: float | None = None) -> None:
     from . import _cache_ops as plain
 
-    plain.dequantize(kv_cache, format=format, out=out)
+    plain.dequantize(kv_cache, format=format, kv_scale=kv_scale, out=out)
 
 
 @_dequantize_out.register_fake
-def _(kv_cache: Tensor, out: Tensor, format: str | None = None) -> None:
+def _(kv_cache: Tensor, out: Tensor, format: str | None = None, kv_scale: float | None = None) -> None:
     return None
 
 
 @custom_op("chiasma::dequantize", mutates_args=())
-def _dequantize(kv_cache: Tensor, format: str | None = None, dtype: str = "float32") -> Tensor:
+def _dequantize(
+    kv_cache: Tensor, format: str | None = None, dtype: str = "float32", kv_scale: float | None = None
+) -> Tensor:
     from . import _cache_ops as plain
 
-    kv: Tensor = plain.dequantize(kv_cache, format=format, dtype=dtype)
+    kv: Tensor = plain.dequantize(kv_cache, format=format, kv_scale=kv_scale, dtype=dtype)
     return kv
 
 
 @_dequantize.register_fake
-def _(kv_cache: Tensor, format: str | None = None, dtype: str = "float32") -> Tensor:
+def _(kv_cache: Tensor, format: str | None = None, dtype: str = "float32", kv_scale: float | None = None) -> Tensor:
     width = KEY_DIMS[infer_format("kv_cache", kv_cache, format)]
     return kv_cache.new_empty((kv_cache.shape[0], kv_cache.shape[1], width), dtype=_DTYPES[dtype])
 
 
-def dequantize(kv_cache: Any, number: int, dtype: str, out: Any) -> Any:
+def dequantize(kv_cache: Any, number: int, kv_scale: float | None, dtype: str, out: Any) -> Any:
     """chiasma.dequantize() through the operators."""
     if out is None:
-        return torch.ops.chiasma.dequantize(kv_cache, _FORMAT_NAMES[number], dtype)
-    torch.ops.chiasma.dequantize_out(kv_cache, out, _FORMAT_NAMES[number])
+        return torch.ops.chiasma.dequantize(kv_cache, NAMES[number], dtype, kv_scale)
+    torch.ops.chiasma.dequantize_out(kv_cache, out, NAMES[number], kv_scale)
     return out
 
 
 @custom_op("chiasma::quantize_and_append", mutates_args=("kv_cache", "nonfinite_count"))
 def _quantize_and_append(
     kv_c: Tensor,
-    k_pe: Tensor,
+    k_pe: Tensor | None,
     kv_cache: Tensor,
     slot_mapping: Tensor,
     format: str | None = None,
     scale: str = "pow2",
     nonfinite_count: Tensor | None = None,
+    kv_scale: float | None = None,
 ) -> None:
     from . import _cache_ops as plain
 
     plain.quantize_and_append(
-        kv_c, k_pe, kv_cache, slot_mapping, format=format, scale=scale, nonfinite_count=nonfinite_count
-    )
+        kv_c, k_pe, kv_cache, slot_mapping, format=format, scale=scale, kv_scale=kv_scale,
+        nonfinite_count=nonfinite_count,
+    )  # fmt: skip
 
 
 @_quantize_and_append.register_fake
@@ -112,11 +114,18 @@ def _(*arguments: Any, **options: Any) -> None:
 
 
 def quantize_and_append(
-    kv_c: Any, k_pe: Any, kv_cache: Any, slot_mapping: Any, number: int, scale: str, nonfinite_count: Any
+    kv_c: Any,
+    k_pe: Any,
+    kv_cache: Any,
+    slot_mapping: Any,
+    number: int,
+    scale: str,
+    kv_scale: float | None,
+    nonfinite_count: Any,
 ) -> None:
     """chiasma.quantize_and_append() through the operator."""
     torch.ops.chiasma.quantize_and_append(
-        kv_c, k_pe, kv_cache, slot_mapping, _FORMAT_NAMES[number], scale, nonfinite_count
+        kv_c, k_pe, kv_cache, slot_mapping, NAMES[number], scale, nonfinite_count, kv_scale
     )
 
 
@@ -129,12 +138,14 @@ def _gather_dequantize_out(
     starts: Tensor | None,
     out: Tensor,
     format: str | None = None,
+    kv_scale: float | None = None,
 ) -> None:
     from . import _cache_ops as plain
 
     plain.gather_dequantize(
-        kv_cache, slots, block_table=block_table, seq_lens=seq_lens, starts=starts, out=out, format=format
-    )
+        kv_cache, slots, block_table=block_table, seq_lens=seq_lens, starts=starts, out=out, format=format,
+        kv_scale=kv_scale,
+    )  # fmt: skip
 
 
 @_gather_dequantize_out.register_fake
@@ -152,12 +163,13 @@ def _gather_dequantize(
     rows: int | None = None,
     dtype: str = "bfloat16",
     format: str | None = None,
+    kv_scale: float | None = None,
 ) -> Tensor:
     from . import _cache_ops as plain
 
     kv: Tensor = plain.gather_dequantize(
         kv_cache, slots, block_table=block_table, seq_lens=seq_lens, starts=starts, rows=rows, dtype=dtype,
-        format=format,
+        format=format, kv_scale=kv_scale,
     )  # fmt: skip
     return kv
 
@@ -172,6 +184,7 @@ def _(
     rows: int | None = None,
     dtype: str = "bfloat16",
     format: str | None = None,
+    kv_scale: float | None = None,
 ) -> Tensor:
     if rows is None:
         assert slots is not None
@@ -190,12 +203,13 @@ def gather_dequantize(
     rows: int | None,
     dtype: str,
     number: int,
+    kv_scale: float | None,
 ) -> Any:
     """chiasma.gather_dequantize() through the operators."""
     where = (slots, block_table, seq_lens, starts)
     if out is None:
-        return torch.ops.chiasma.gather_dequantize(kv_cache, *where, rows, dtype, _FORMAT_NAMES[number])
-    torch.ops.chiasma.gather_dequantize_out(kv_cache, *where, out, _FORMAT_NAMES[number])
+        return torch.ops.chiasma.gather_dequantize(kv_cache, *where, rows, dtype, NAMES[number], kv_scale)
+    torch.ops.chiasma.gather_dequantize_out(kv_cache, *where, out, NAMES[number], kv_scale)
     return out
 
 

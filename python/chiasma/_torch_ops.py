@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from ._arguments import infer_format, refuse_gradients
+from ._arguments import refuse_gradients
+from ._formats import infer_format
 
 _VALUE_DIM = 512
 
@@ -48,6 +49,7 @@ def _decode_out(
     sm_scale: float | None = None,
     kernel_name: str | None = None,
     batch_invariant: bool = False,
+    kv_scale: float | None = None,
 ) -> None:
     from . import _decode as plain
 
@@ -55,7 +57,7 @@ def _decode_out(
         _query(q, q_pe), kv_cache, indices, format=format, sm_scale=sm_scale, topk_length=topk_length,
         attn_sink=attn_sink, extra_kv_cache=extra_kv_cache, extra_indices=extra_indices,
         extra_topk_length=extra_topk_length, out=out, lse=lse, workspace=workspace, kernel=kernel_name,
-        batch_invariant=batch_invariant,
+        batch_invariant=batch_invariant, kv_scale=kv_scale,
     )  # fmt: skip
 
 
@@ -79,6 +81,7 @@ def _decode(
     sm_scale: float | None = None,
     kernel_name: str | None = None,
     batch_invariant: bool = False,
+    kv_scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     from . import _decode as plain
 
@@ -86,6 +89,7 @@ def _decode(
         _query(q, q_pe), kv_cache, indices, format=format, sm_scale=sm_scale, topk_length=topk_length,
         attn_sink=attn_sink, extra_kv_cache=extra_kv_cache, extra_indices=extra_indices,
         extra_topk_length=extra_topk_length, kernel=kernel_name, batch_invariant=batch_invariant,
+        kv_scale=kv_scale,
     )  # fmt: skip
 
 
@@ -99,6 +103,7 @@ def decode(
     kv_cache: Any,
     indices: Any,
     format: str | None,
+    kv_scale: float | None,
     sm_scale: float | None,
     topk_length: Any,
     attn_sink: Any,
@@ -117,12 +122,13 @@ def decode(
     refuse_gradients([("a tensor", tensor) for tensor in inputs])
     infer_format("kv_cache", kv_cache, format)
     if out is None and lse is None and workspace is None:
-        result: tuple[Any, Any] = torch.ops.chiasma.decode(*inputs, format, sm_scale, kernel, batch_invariant)
+        options = (format, sm_scale, kernel, batch_invariant, kv_scale)
+        result: tuple[Any, Any] = torch.ops.chiasma.decode(*inputs, *options)
         return result
     if out is None or lse is None:
         new_out, new_lse = _new_results(q)
         out, lse = new_out if out is None else out, new_lse if lse is None else lse
-    torch.ops.chiasma.decode_out(*inputs, out, lse, workspace, format, sm_scale, kernel, batch_invariant)
+    torch.ops.chiasma.decode_out(*inputs, out, lse, workspace, format, sm_scale, kernel, batch_invariant, kv_scale)
     return out, lse
 
 

@@ -237,7 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
         say(f"--device {options.device}: there are {torch.cuda.device_count()} CUDA devices")
         return 3
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
     cases = [
         Case(heads, batch, options.topk, options.page, options.pool, options.scale)
         for heads in options.heads

@@ -157,23 +157,27 @@ chiasma_kv_format as_format(Argument format, Argument cache) {
   const std::int64_t number = as_int(format);
   if (number != 0) return static_cast<chiasma_kv_format>(number);
   const DLTensor& tensor = *as_dltensor(cache);
-  const std::int64_t width = tensor.ndim > 0 ? tensor.shape[tensor.ndim - 1] : 0;
-  if (is_bytes(tensor.dtype)) {
-    if (width == 656) return CHIASMA_KV_V32;
-    if (width == 584) return CHIASMA_KV_V4;
-  } else if (!is_bfloat16(tensor.dtype)) {
+  const bool holds_bytes = is_bytes(tensor.dtype);
+  if (!holds_bytes && !is_bfloat16(tensor.dtype)) {
     fail(FailureKind::type, cache.name, " has dtype ", dtype_text(tensor.dtype), "; it must be ",
          allowed_text(kBytes | kBfloat16));
-  } else if (width == 576) {
-    return CHIASMA_KV_BF16;
   }
-  fail(FailureKind::value, cache.name, " has shape ", shape_text(tensor), " and dtype ", dtype_text(tensor.dtype),
-       "; no format is ", width,
-       " wide. Formats: v32 (uint8, 656 wide), v4 (uint8, 584 wide), bf16 (bfloat16, 576 wide)");
+  const std::int64_t width = tensor.ndim > 0 ? tensor.shape[tensor.ndim - 1] : 0;
+  const chiasma_kv_format inferred = infer_format(holds_bytes, width);
+  if (inferred == kNoFormat) throw Failure{FailureKind::no_format, cache.name};
+  return inferred;
+}
+
+double as_kv_scale(Argument argument) {
+  if (is_none(argument)) return 0;
+  const double kv_scale = as_double(argument);
+  // Zero stands for 1 to the library, which is not what somebody means who computed it.
+  if (kv_scale == 0) fail(FailureKind::value, "kv_scale is 0; it must be > 0, or None for 1");
+  return kv_scale;
 }
 
 chiasma_tensor as_cache(Argument argument, chiasma_kv_format format) {
-  return as_tensor(argument, format == CHIASMA_KV_BF16 ? kBfloat16 : kBytes);
+  return as_tensor(argument, holds_bytes(format) ? kBytes : kBfloat16);
 }
 
 }  // namespace chiasma::python

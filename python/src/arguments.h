@@ -8,6 +8,7 @@
 
 #include "chiasma/chiasma.h"
 #include "failure.h"
+#include "formats.h"
 
 namespace chiasma::python {
 
@@ -45,6 +46,8 @@ void* as_stream(Argument argument, chiasma_device device);
 
 // A format's number, or 0 to tell it by the cache's dtype and width.
 chiasma_kv_format as_format(Argument format, Argument cache);
+// What the codes of a cache are multiplied by; None gives what stands for 1.
+double as_kv_scale(Argument argument);
 // The cache of a format.
 chiasma_tensor as_cache(Argument argument, chiasma_kv_format format);
 

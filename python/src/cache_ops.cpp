@@ -9,41 +9,44 @@ chiasma_kv_format format_of(Arguments arguments, std::size_t position, std::size
   return as_format({"format", &arguments[position]}, {"kv_cache", &arguments[cache]});
 }
 
-// kv, rope, slot_mapping, kv_cache, nonfinite_count, format, scale, stream, checked
+// kv, rope, slot_mapping, kv_cache, nonfinite_count, format, kv_scale, scale, stream, checked
 Result quantize(Arguments arguments) {
   chiasma_quantize_args args{};
   args.format = format_of(arguments, 5, 3);
-  args.scale = static_cast<chiasma_scale_mode>(as_int({"scale", &arguments[6]}));
+  args.scale = static_cast<chiasma_scale_mode>(as_int({"scale", &arguments[7]}));
+  args.kv_scale = as_kv_scale({"kv_scale", &arguments[6]});
   args.rope = as_tensor({"k_pe", &arguments[1]}, kBfloat16);
   args.kv = as_tensor({args.rope.rank > 0 ? "kv_c" : "kv", &arguments[0]}, kBfloat16);
   args.slot_mapping = as_tensor({"slot_mapping", &arguments[2]}, kInt64);
   args.kv_cache = as_cache({"kv_cache", &arguments[3]}, args.format);
   args.nonfinite_count = as_tensor({"nonfinite_count", &arguments[4]}, kInt64);
-  check(chiasma_quantize(&args, as_stream({"stream", &arguments[7]}, args.kv.device)));
+  check(chiasma_quantize(&args, as_stream({"stream", &arguments[8]}, args.kv.device)));
   return nullptr;
 }
 
-// kv_cache, kv, format, stream, checked
+// kv_cache, kv, format, kv_scale, stream, checked
 Result dequantize(Arguments arguments) {
   chiasma_dequantize_args args{};
   args.format = format_of(arguments, 2, 0);
+  args.kv_scale = as_kv_scale({"kv_scale", &arguments[3]});
   args.kv_cache = as_cache({"kv_cache", &arguments[0]}, args.format);
   args.kv = as_tensor({"out", &arguments[1]}, kFloat32 | kBfloat16);
-  check(chiasma_dequantize(&args, as_stream({"stream", &arguments[3]}, args.kv_cache.device)));
+  check(chiasma_dequantize(&args, as_stream({"stream", &arguments[4]}, args.kv_cache.device)));
   return nullptr;
 }
 
-// kv_cache, slots, block_table, seq_lens, starts, kv, format, stream, checked
+// kv_cache, slots, block_table, seq_lens, starts, kv, format, kv_scale, stream, checked
 Result gather_dequantize(Arguments arguments) {
   chiasma_gather_args args{};
   args.format = format_of(arguments, 6, 0);
+  args.kv_scale = as_kv_scale({"kv_scale", &arguments[7]});
   args.kv_cache = as_cache({"kv_cache", &arguments[0]}, args.format);
   args.slots = as_tensor({"slots", &arguments[1]}, kInt32 | kInt64);
   args.block_table = as_tensor({"block_table", &arguments[2]}, kInt32);
   args.seq_lens = as_tensor({"seq_lens", &arguments[3]}, kInt32);
   args.starts = as_tensor({"starts", &arguments[4]}, kInt32 | kInt64);
   args.kv = as_tensor({"out", &arguments[5]}, kFloat32 | kBfloat16);
-  check(chiasma_gather_dequantize(&args, as_stream({"stream", &arguments[7]}, args.kv_cache.device)));
+  check(chiasma_gather_dequantize(&args, as_stream({"stream", &arguments[8]}, args.kv_cache.device)));
   return nullptr;
 }
 
@@ -77,9 +80,9 @@ Result translate_indices(Arguments arguments) {
 
 }  // namespace
 
-CHIASMA_PYTHON_EXPORT(quantize, quantize, 9)
-CHIASMA_PYTHON_EXPORT(dequantize, dequantize, 5)
-CHIASMA_PYTHON_EXPORT(gather_dequantize, gather_dequantize, 9)
+CHIASMA_PYTHON_EXPORT(quantize, quantize, 10)
+CHIASMA_PYTHON_EXPORT(dequantize, dequantize, 6)
+CHIASMA_PYTHON_EXPORT(gather_dequantize, gather_dequantize, 10)
 CHIASMA_PYTHON_EXPORT(translate_indices, translate_indices, 10)
 
 }  // namespace chiasma::python

@@ -32,6 +32,7 @@ enum Position : std::size_t {
   kOut,
   kLse,
   kFormat,
+  kKvScale,
   kSmScale,
   kKernel,
   kBatchInvariant,
@@ -57,6 +58,7 @@ constexpr std::array<const char*, kDecodeOnly> kNames = {"q",
                                                          "out",
                                                          "lse",
                                                          "format",
+                                                         "kv_scale",
                                                          "sm_scale",
                                                          "kernel",
                                                          "batch_invariant"};
@@ -68,6 +70,7 @@ class DecodeCall {
     // Rank 3 has no s_q: every tensor of the call then has one dimension less.
     is_reduced_ = as_dltensor(at(kQ))->ndim == 3;
     args_.format = as_format(at(kFormat), at(kKvCache));
+    args_.kv_scale = as_kv_scale(at(kKvScale));
     args_.sm_scale = is_none(at(kSmScale)) ? chiasma_default_sm_scale(args_.format) : as_double(at(kSmScale));
     args_.q = token_tensor(kQ, kBfloat16, 4);
     args_.q_rope = token_tensor(kQRope, kBfloat16, 4);

@@ -18,6 +18,7 @@ enum class FailureKind : char {
   runtime = 'R',
   memory = 'M',
   look_first = 'S',    // some tensor may have no memory (boundary.h)
+  no_format = 'F',     // the message is the cache's name: Python knows the list of formats
   not_a_tensor = 'X',  // the message is the argument's name: only Python knows what the caller gave
 };
 

@@ -43,6 +43,20 @@ Result devices(Arguments) {
   return list;
 }
 
+// [[name, key width, last extent of a cache, whether that is bytes, whether it and the dtype tell the format], ...],
+// number 1 first.
+Result formats(Arguments) {
+  Array<Any> list;
+  for (int number = 1;; ++number) {
+    const auto format = static_cast<chiasma_kv_format>(number);
+    const std::int64_t width = chiasma_kv_width(format);
+    if (width == 0) return list;
+    const bool bytes = holds_bytes(format);
+    list.push_back(Array<Any>{String(chiasma_kv_format_name(format)), std::int64_t{chiasma_kv_dim(format)}, width,
+                              bytes, infer_format(bytes, width) == format});
+  }
+}
+
 // format, page: the bytes between two pages of a new cache.
 Result page_bytes(Arguments arguments) {
   const auto format = static_cast<chiasma_kv_format>(as_int({"format", &arguments[0]}));
@@ -71,6 +85,7 @@ Result synchronize([[maybe_unused]] Arguments arguments) {
 CHIASMA_PYTHON_EXPORT(version, version, 0)
 CHIASMA_PYTHON_EXPORT(kernels, kernels, 0)
 CHIASMA_PYTHON_EXPORT(devices, devices, 0)
+CHIASMA_PYTHON_EXPORT(formats, formats, 0)
 CHIASMA_PYTHON_EXPORT(page_bytes, page_bytes, 2)
 CHIASMA_PYTHON_EXPORT(synchronize, synchronize, 2)
 

@@ -8,20 +8,71 @@ from dataclasses import dataclass
 
 import torch
 
-# Formats that each kind of device has a decode kernel for. Tests of the others expect NotImplementedError.
-DECODE_FORMATS = {"cpu": ("v32", "v4", "bf16"), "cuda": ("v32",)}
 
-KEY_DIM = {"v32": 576, "v4": 512, "bf16": 576}
-TOKEN_BYTES = {"v32": 656, "v4": 584}
+@dataclass(frozen=True)
+class Layout:
+    """Where the bytes of a token are: `codes` e4m3 numbers first, `bf16` numbers from rope_at on, scales from scales_at
+    on. A format with `group` bytes keeps its scales in that many a token behind the page's rows instead."""
+
+    codes: int
+    bf16: int
+    row: int  # bytes of a row
+    scale: str  # "float32", "ue8m0", "cache" (one for all) or "none"
+    scales: int = 0  # of a token
+    scales_at: int = 0
+    rope_at: int = 0
+    group: int = 0
+    multiple: int = 16  # to which writers round a page's bytes up
+
+    @property
+    def key_dim(self) -> int:
+        return self.codes + self.bf16
+
+
+LAYOUTS = {
+    "v32": Layout(512, 64, 656, "float32", 4, scales_at=512, rope_at=528),
+    "v4": Layout(448, 64, 576, "ue8m0", 7, rope_at=448, group=8, multiple=576),
+    "bf16": Layout(0, 576, 1152, "none"),
+    "v41": Layout(512, 0, 528, "ue8m0", 16, scales_at=512, multiple=528),
+    "v41plane": Layout(512, 0, 512, "ue8m0", 16, group=16, multiple=512),
+    "v32nope": Layout(512, 0, 656, "float32", 4, scales_at=512),
+    "v32nope_compact": Layout(512, 0, 528, "float32", 4, scales_at=512),
+    "fp8": Layout(576, 0, 576, "cache"),
+    "fp8nope": Layout(512, 0, 512, "cache"),
+    "bf16nope": Layout(0, 512, 1024, "none"),
+}
+FORMATS = list(LAYOUTS)
+# Formats that each kind of device has a decode kernel for. Tests of the others expect NotImplementedError.
+DECODE_FORMATS = {"cpu": FORMATS, "cuda": [fmt for fmt in FORMATS if fmt not in ("bf16", "bf16nope")]}
+# Those that the dtype and width of a cache tell. The others have to be named.
+INFERRED = ("v32", "v4", "bf16", "bf16nope")
+SECOND_CACHE = ("v4", "v41", "v41plane")
+HAS_ROPE = ("v32", "v4", "bf16", "v41", "v41plane", "fp8")
+AMAX = ("v32", "v32nope", "v32nope_compact")  # formats whose scales need not be powers of two
+
+KEY_DIM = {fmt: layout.key_dim for fmt, layout in LAYOUTS.items()}
+# The last extent of a cache: bytes, or bf16 numbers.
+WIDTH = {fmt: layout.row + layout.group if layout.codes else layout.bf16 for fmt, layout in LAYOUTS.items()}
+KV_SCALE = 0.037  # of fp8 caches in tests; no power of two, so that leaving it out or rounding it shows
 NAN_CODE = 0x7F
+
+
+def kv_scale_of(fmt: str) -> float | None:
+    """What a call over a cache of make_cache() has to pass."""
+    return KV_SCALE if LAYOUTS[fmt].scale == "cache" else None
 
 
 # ---- Caches ----
 
 
 def page_bytes(fmt: str, page: int) -> int:
-    """What writers give a page: v4 pads it to a multiple of 576 bytes."""
-    return page * 656 if fmt == "v32" else -(-page * 584 // 576) * 576
+    """What writers give a page."""
+    layout = LAYOUTS[fmt]
+    return -(-page * (layout.row + layout.group) // layout.multiple) * layout.multiple
+
+
+def to_codes(values: torch.Tensor) -> torch.Tensor:
+    return values.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def quantize_tile(values: torch.Tensor, scale_mode: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,60 +84,94 @@ def quantize_tile(values: torch.Tensor, scale_mode: str) -> tuple[torch.Tensor, 
         scale = torch.ldexp(torch.ones_like(mantissa), exponent - (mantissa == 0.5).int()).float()
     else:
         scale = torch.where(amax > 0, amax / 448, torch.finfo(torch.float32).tiny)
-    codes = (values / scale[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    codes = to_codes(values / scale[..., None])
     zero = (amax == 0)[..., None]
     return torch.where(zero, torch.zeros_like(codes), codes), scale
 
 
-def quantize(kv: torch.Tensor, fmt: str, scale_mode: str = "pow2", extra_page_bytes: int = 0) -> torch.Tensor:
-    """kv bf16 [pages, page, d_qk] -> cache of the given format, its page stride larger by extra_page_bytes. The bytes
-    between pages are NaN codes."""
-    pages, page, _ = kv.shape
-    if fmt == "bf16":
-        stride = page * 576 + extra_page_bytes // 2
-        store = torch.full((pages * stride,), math.nan, dtype=torch.bfloat16)
-        cache = store.as_strided((pages, page, 576), (stride, 576, 1))
-        cache.copy_(kv)
-        return cache
+def new_cache(fmt: str, pages: int, page: int, extra_page_bytes: int = 0) -> torch.Tensor:
+    """A cache of NaN codes throughout, its page stride larger than writers' by extra_page_bytes."""
     stride = page_bytes(fmt, page) + extra_page_bytes
     store = torch.full((pages * stride,), NAN_CODE, dtype=torch.uint8)
-    nope, tile = (512, 128) if fmt == "v32" else (448, 64)
-    codes, scales = quantize_tile(kv[..., :nope].float().view(pages, page, -1, tile), scale_mode)
-    codes, rope = codes.view(pages, page, nope), kv[..., nope:].contiguous().view(torch.uint8)
-    if fmt == "v32":
-        rows = torch.cat([codes, scales.contiguous().view(torch.uint8).view(pages, page, 16), rope], -1)
-        cache = store.as_strided((pages, page, 656), (stride, 656, 1))
-        cache.copy_(rows)
+    if LAYOUTS[fmt].codes:
+        return store.as_strided((pages, page, WIDTH[fmt]), (stride, WIDTH[fmt], 1))
+    numbers = store.view(torch.bfloat16).fill_(math.nan)
+    return numbers.as_strided((pages, page, WIDTH[fmt]), (stride // 2, WIDTH[fmt], 1))
+
+
+def page_parts(cache: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of a cache's bytes: rows [pages, page, row] and, where scales lie behind them, [pages, page, group]."""
+    layout, (pages, page) = LAYOUTS[fmt], cache.shape[:2]
+    stride = cache.stride(0)
+    rows = cache.as_strided((pages, page, layout.row), (stride, layout.row, 1))
+    begin = cache.storage_offset() + page * layout.row
+    return rows, cache.as_strided((pages, page, layout.group), (stride, layout.group, 1), begin)
+
+
+def quantize(
+    kv: torch.Tensor,
+    fmt: str,
+    scale_mode: str = "pow2",
+    extra_page_bytes: int = 0,
+    kv_scale: float | None = KV_SCALE,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """kv bf16 [pages, page, d_qk] -> cache of the given format, a new one unless `out` is to be written. What no number
+    is stored in, gaps and reserved bytes, is left as it is (NaN codes in a new one), but for v4's padding, which is
+    0."""
+    layout, (pages, page, _) = LAYOUTS[fmt], kv.shape
+    cache = new_cache(fmt, pages, page, extra_page_bytes) if out is None else out
+    if layout.codes == 0:
+        cache.copy_(kv)
         return cache
-    store.as_strided((pages, page * 576), (stride, 1)).copy_(torch.cat([codes, rope], -1).view(pages, -1))
-    exponents = torch.frexp(scales)[1].to(torch.int32) - 1 + 127
-    tail = torch.cat([exponents.to(torch.uint8), torch.zeros(pages, page, 1, dtype=torch.uint8)], -1)
-    store.as_strided((pages, page * 8), (stride, 1), page * 576).copy_(tail.view(pages, -1))
-    return store.as_strided((pages, page, 584), (stride, 584, 1))
+    rows, groups = page_parts(cache, fmt)
+    latent = kv[..., : layout.codes].float()
+    if layout.scale == "cache":
+        rows[..., : layout.codes] = to_codes(latent / torch.tensor(1.0 if kv_scale is None else kv_scale))
+        return cache
+    codes, scales = quantize_tile(latent.view(pages, page, layout.scales, -1), scale_mode)
+    rows[..., : layout.codes] = codes.view(pages, page, -1)
+    if layout.bf16:
+        rows[..., layout.rope_at : layout.rope_at + 2 * layout.bf16] = (
+            kv[..., layout.codes :].contiguous().view(torch.uint8)
+        )
+    if layout.scale == "float32":
+        stored = scales.contiguous().view(torch.uint8).view(pages, page, -1)
+    else:
+        stored = (torch.frexp(scales)[1].to(torch.int32) - 1 + 127).to(torch.uint8)
+    if layout.group:
+        groups[:] = 0
+        groups[..., : layout.scales] = stored
+    else:
+        rows[..., layout.scales_at : layout.scales_at + stored.shape[-1]] = stored
+    return cache
 
 
-def key_rows(cache: torch.Tensor, fmt: str) -> torch.Tensor:
+def key_rows(cache: torch.Tensor, fmt: str, kv_scale: float | None = KV_SCALE) -> torch.Tensor:
     """The stored numbers of every slot, exactly: float64 [pages * page, d_qk]."""
     cache = cache.cpu()
     if cache.dim() == 4:
         cache = cache[:, :, 0]
-    pages, page = cache.shape[:2]
-    if fmt == "bf16":
-        return cache.double().reshape(pages * page, 576)
-    if cache.dtype != torch.uint8:
-        cache = cache.view(torch.uint8)
-    if fmt == "v32":
-        rows = cache.reshape(pages * page, 656)
-        codes, scales, rope = rows[:, :512], rows[:, 512:528].contiguous().view(torch.float32).double(), rows[:, 528:]
+    layout, num_slots = LAYOUTS[fmt], cache.shape[0] * cache.shape[1]
+    if layout.codes == 0:
+        return cache.double().reshape(num_slots, -1)
+    rows, groups = page_parts(cache if cache.dtype == torch.uint8 else cache.view(torch.uint8), fmt)
+    rows = rows.reshape(num_slots, layout.row)
+    values = rows[:, : layout.codes].contiguous().view(torch.float8_e4m3fn).float().double()
+    if layout.scale == "cache":
+        return values * float(torch.tensor(1.0 if kv_scale is None else kv_scale, dtype=torch.float32))
+    if layout.group:
+        stored = groups.reshape(num_slots, layout.group)[:, : layout.scales]
     else:
-        flat = cache.as_strided((pages, page * 584), (cache.stride(0), 1))
-        rows = flat[:, : page * 576].reshape(pages * page, 576)
-        exponents = flat[:, page * 576 :].reshape(pages * page, 8)[:, :7].double()
-        scales = torch.where(exponents == 255, math.nan, torch.exp2(exponents - 127))
-        codes, rope = rows[:, :448], rows[:, 448:]
-    values = codes.contiguous().view(torch.float8_e4m3fn).float().double()
-    values = values.view(len(rows), scales.shape[1], -1) * scales[..., None]
-    return torch.cat([values.flatten(1), rope.contiguous().view(torch.bfloat16).double()], 1)
+        size = 4 if layout.scale == "float32" else 1
+        stored = rows[:, layout.scales_at : layout.scales_at + size * layout.scales]
+    if layout.scale == "float32":
+        scales = stored.contiguous().view(torch.float32).double()
+    else:
+        scales = torch.where(stored == 255, math.nan, torch.exp2(stored.double() - 127))
+    values = (values.view(num_slots, layout.scales, -1) * scales[..., None]).flatten(1)
+    rope = rows[:, layout.rope_at : layout.rope_at + 2 * layout.bf16]
+    return torch.cat([values, rope.contiguous().view(torch.bfloat16).double()], 1) if layout.bf16 else values
 
 
 def move_cache(cache: torch.Tensor, device: str) -> torch.Tensor:
@@ -97,21 +182,19 @@ def move_cache(cache: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def poison(cache: torch.Tensor, fmt: str, keep: torch.Tensor) -> torch.Tensor:
-    """A copy of a cache [pages, page, width] in which every slot that is not in `keep` is NaN codes throughout."""
+    """A copy of a cache [pages, page, width] in which every slot that is not in `keep` is NaN throughout."""
     store = cache.as_strided((cache.untyped_storage().size() // cache.element_size(),), (1,), 0).clone()
     copy = store.as_strided(cache.shape, cache.stride())
     pages, page = copy.shape[:2]
-    kept = set(keep.flatten().tolist())
-    for slot in range(pages * page):
-        if slot in kept:
-            continue
-        if fmt != "v4":
-            copy[slot // page, slot % page] = math.nan if fmt == "bf16" else NAN_CODE
-            continue
-        begin = (slot // page) * copy.stride(0)
-        offset = slot % page
-        store[begin + offset * 576 : begin + (offset + 1) * 576] = NAN_CODE
-        store[begin + page * 576 + offset * 8 : begin + page * 576 + offset * 8 + 8] = 255
+    gone = torch.ones(pages * page, dtype=torch.bool)
+    gone[keep.flatten().long()] = False
+    gone = gone.view(pages, page)
+    if LAYOUTS[fmt].codes == 0:
+        copy[gone] = math.nan
+        return copy
+    rows, groups = page_parts(copy, fmt)
+    rows[gone] = NAN_CODE
+    groups[gone] = 255
     return copy
 
 
@@ -147,6 +230,7 @@ def attention(
     indices: torch.Tensor,
     fmt: str,
     *,
+    kv_scale: float | None = KV_SCALE,
     sm_scale: float | None = None,
     topk_length: torch.Tensor | None = None,
     attn_sink: torch.Tensor | None = None,
@@ -154,12 +238,12 @@ def attention(
     extra_indices: torch.Tensor | None = None,
     extra_topk_length: torch.Tensor | None = None,
 ) -> Reference:
-    """q [b, s_q, h_q, d_qk], indices [b, s_q, topk]."""
+    """q [b, s_q, h_q, d_qk], indices [b, s_q, topk]. kv_scale is that of the fp8 formats."""
     q, indices, topk_length = q.detach().cpu().double(), indices.cpu(), _cpu(topk_length)
     extra_indices, extra_topk_length = _cpu(extra_indices), _cpu(extra_topk_length)
     b, s_q, h_q, d_qk = q.shape
     scale = float(torch.tensor(d_qk**-0.5 if sm_scale is None else sm_scale, dtype=torch.float32))
-    rows = key_rows(cache, fmt)
+    rows = key_rows(cache, fmt, kv_scale)
     extra_rows = None if extra_cache is None else key_rows(extra_cache, fmt)
     shape = (b, s_q, h_q)
     result = Reference(
@@ -247,8 +331,19 @@ class Inputs:
     fmt: str
 
     @property
+    def options(self) -> dict[str, object]:
+        """What decode() and the cache operations have to be told of the cache: its format, unless its width does, and
+        its scale."""
+        return cache_options(self.fmt)
+
+    @property
     def num_slots(self) -> int:
         return self.cache.shape[0] * self.cache.shape[1]
+
+
+def cache_options(fmt: str) -> dict[str, object]:
+    options: dict[str, object] = {} if fmt in INFERRED else {"format": fmt}
+    return options if kv_scale_of(fmt) is None else options | {"kv_scale": kv_scale_of(fmt)}
 
 
 def make_cache(

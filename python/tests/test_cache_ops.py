@@ -12,9 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chiasma
-from reference import KEY_DIM, NAN_CODE, key_rows, make_cache, move_cache, page_bytes, quantize
+from reference import (
+    AMAX,
+    FORMATS,
+    HAS_ROPE,
+    KEY_DIM,
+    LAYOUTS,
+    NAN_CODE,
+    WIDTH,
+    cache_options,
+    key_rows,
+    kv_scale_of,
+    make_cache,
+    move_cache,
+    page_bytes,
+    page_parts,
+    quantize,
+)
 
-QUANTIZED = [("v32", "pow2"), ("v32", "amax"), ("v4", "pow2")]
+WRITTEN = [*((fmt, "pow2") for fmt in FORMATS), *((fmt, "amax") for fmt in AMAX)]
 
 
 def random_kv(fmt: str, pages: int, page: int, seed: int) -> torch.Tensor:
@@ -26,38 +42,59 @@ def random_kv(fmt: str, pages: int, page: int, seed: int) -> torch.Tensor:
     return kv.bfloat16()
 
 
-def stored_bytes(cache: torch.Tensor) -> torch.Tensor:
-    """The bytes that mean something: [pages, page * 656 or 584]."""
+def stored_bytes(cache: torch.Tensor, fmt: str) -> list[torch.Tensor]:
+    """The bytes that mean something: rows, without those that v32nope reserves, and scales behind them."""
     cache = cache.cpu()
-    pages, page, width = cache.shape
-    return cache.as_strided((pages, page * width), (cache.stride(0), 1), cache.storage_offset())
+    if cache.dtype == torch.bfloat16:
+        return [cache.contiguous().view(torch.uint8)]
+    rows, groups = page_parts(cache, fmt)
+    return [rows[..., :528] if fmt == "v32nope" else rows, groups]
+
+
+def same_bytes(a: torch.Tensor, b: torch.Tensor, fmt: str) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(stored_bytes(a, fmt), stored_bytes(b, fmt), strict=True))
+
+
+def test_formats_are_the_librarys() -> None:
+    """What the tests know of formats, and what the package asks the library."""
+    from chiasma import _formats, _native
+
+    assert list(_formats.NUMBERS) == FORMATS
+    for fmt, number in _formats.NUMBERS.items():
+        assert (_formats.KEY_DIMS[number], _formats.WIDTHS[number]) == (KEY_DIM[fmt], WIDTH[fmt])
+        for page in (1, 7, 61, 64, 1152):
+            assert _native.page_bytes(number, page) == page_bytes(fmt, page)
+            if _formats.CACHE_DTYPES[number] == "uint8":  # the fake operators' rule
+                multiple = _formats.PAGE_MULTIPLES.get(number, 1)
+                assert -(-page * WIDTH[fmt] // multiple) * multiple == page_bytes(fmt, page)
 
 
 # ---- Quantise and dequantise ----
 
 
-@pytest.mark.parametrize(("fmt", "scale"), QUANTIZED)
+@pytest.mark.parametrize(("fmt", "scale"), WRITTEN)
 @given(pages=st.integers(1, 4), page=st.sampled_from([1, 7, 61, 64]), seed=st.integers(0, 2**20))
 def test_quantized_bytes(device: str, fmt: str, scale: str, pages: int, page: int, seed: int) -> None:
     kv = random_kv(fmt, pages, page, seed)
-    cache = chiasma.quantize(kv.to(device), format=fmt, scale=scale)
-    assert cache.shape == (pages, page, 656 if fmt == "v32" else 584) and cache.dtype == torch.uint8
+    cache = chiasma.quantize(kv.to(device), format=fmt, scale=scale, kv_scale=kv_scale_of(fmt))
+    assert cache.shape == (pages, page, WIDTH[fmt])
+    assert cache.dtype == (torch.uint8 if LAYOUTS[fmt].codes else torch.bfloat16)
     assert cache.device.type == device
     if pages > 1:
-        assert cache.stride(0) == page_bytes(fmt, page)
-    assert torch.equal(stored_bytes(cache), stored_bytes(quantize(kv, fmt, scale)))
+        assert cache.stride(0) * cache.element_size() == page_bytes(fmt, page)
+    assert same_bytes(cache, quantize(kv, fmt, scale), fmt)
 
 
-@pytest.mark.parametrize(("fmt", "scale"), QUANTIZED)
+@pytest.mark.parametrize(("fmt", "scale"), WRITTEN)
 def test_quantize_into_a_given_cache(device: str, fmt: str, scale: str) -> None:
     kv = random_kv(fmt, 3, 7, 5)
-    expected = quantize(kv, fmt, scale, extra_page_bytes=160)
     given_cache = move_cache(make_cache(fmt, 3, 7, seed=1, extra_page_bytes=160), device)
-    result = chiasma.quantize(kv.to(device), format=fmt, scale=scale, out=given_cache)
+    expected = quantize(kv, fmt, scale, out=move_cache(given_cache, "cpu"))
+    result = chiasma.quantize(kv.to(device), format=fmt, scale=scale, kv_scale=kv_scale_of(fmt), out=given_cache)
     assert result.data_ptr() == given_cache.data_ptr()
-    assert torch.equal(stored_bytes(given_cache), stored_bytes(expected))
-    gap = given_cache.as_strided((2, 160), (given_cache.stride(0), 1), given_cache.stride(0) - 160)
-    assert (gap.cpu() == NAN_CODE).all()
+    assert same_bytes(given_cache, expected, fmt)
+    gap = given_cache.as_strided((2, 80), (given_cache.stride(0), 1), given_cache.stride(0) - 80).cpu()
+    assert (torch.isnan(gap) if gap.dtype == torch.bfloat16 else gap == NAN_CODE).all()
 
 
 @pytest.mark.parametrize(
@@ -85,17 +122,18 @@ def test_exact_tiles(
         assert (chiasma.dequantize(cache)[..., :512] == back).all()
 
 
-@pytest.mark.parametrize(("fmt", "scale"), QUANTIZED)
+@pytest.mark.parametrize(("fmt", "scale"), WRITTEN)
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
 def test_dequantize(device: str, fmt: str, scale: str, dtype: torch.dtype | None) -> None:
     cache = make_cache(fmt, 3, 61, seed=2, scale_mode=scale, extra_page_bytes=160)
     options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    options |= cache_options(fmt)
     kv = chiasma.dequantize(move_cache(cache, device), **options)
     assert kv.shape == (3, 61, KEY_DIM[fmt]) and kv.dtype == (dtype or torch.float32)
     expected = key_rows(cache, fmt).float().to(kv.dtype).view(kv.shape)
     assert torch.equal(kv.cpu(), expected)
     out = torch.zeros(3, 61, KEY_DIM[fmt] + 8, dtype=kv.dtype, device=device)[..., : KEY_DIM[fmt]]
-    again = chiasma.dequantize(move_cache(cache, device), out=out)
+    again = chiasma.dequantize(move_cache(cache, device), **cache_options(fmt), out=out)
     assert again.data_ptr() == out.data_ptr() and torch.equal(out, kv)
 
 
@@ -113,11 +151,13 @@ def test_every_code_and_an_empty_cache(device: str) -> None:
 # ---- Append ----
 
 
-@pytest.mark.parametrize(("fmt", "scale"), QUANTIZED)
+@pytest.mark.parametrize(("fmt", "scale"), WRITTEN)
 @given(tokens=st.integers(0, 40), seed=st.integers(0, 2**20), strided=st.booleans())
 def test_append(device: str, fmt: str, scale: str, tokens: int, seed: int, strided: bool) -> None:
-    """Rows land in their slots as quantize() would store them; -1 and slots outside are skipped; all else stays."""
-    pages, page, nope = 4, 13, KEY_DIM[fmt] - 64
+    """Rows land in their slots as quantize() would store them; -1 and slots outside are skipped; all else stays.
+    Formats without rotary columns take rows in one piece, the others in either way."""
+    pages, page = 4, 13
+    is_pair = fmt in HAS_ROPE and seed % 3 > 0
     random_rows = random_kv(fmt, 1, tokens + 1, seed)[0]
     rows = random_rows[:tokens]
     generator = torch.Generator().manual_seed(seed)
@@ -132,12 +172,12 @@ def test_append(device: str, fmt: str, scale: str, tokens: int, seed: int, strid
         if 0 <= slot < pages * page:
             expected[slot] = stored[token]
     cache = move_cache(before, device)
-    kv_c, k_pe = rows[:, :nope].to(device), rows[:, nope:].to(device)
-    if not strided:
-        kv_c, k_pe = kv_c.contiguous(), k_pe.contiguous()
+    parts = [rows[:, :-64], rows[:, -64:]] if is_pair else [rows]
+    parts = [part.to(device) if strided else part.contiguous().to(device) for part in parts]
+    kv_c, k_pe = parts if is_pair else (parts[0], None)
     count = torch.full((1,), 99, dtype=torch.int64, device=device)
     result = chiasma.quantize_and_append(
-        kv_c, k_pe, cache, slots.to(device), format=fmt, scale=scale, nonfinite_count=count
+        kv_c, k_pe, cache, slots.to(device), format=fmt, scale=scale, kv_scale=kv_scale_of(fmt), nonfinite_count=count
     )
     assert result is None and count.item() == 0
     assert torch.equal(key_rows(cache, fmt), expected)
@@ -182,7 +222,7 @@ def test_appended_rows_are_decoded(device: str) -> None:
 # ---- Gather ----
 
 
-@pytest.mark.parametrize("fmt", ["v32", "v4", "bf16"])
+@pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("dtype", [None, torch.float32])
 @pytest.mark.parametrize("slot_type", [torch.int32, torch.int64])
 def test_gather_slots(device: str, fmt: str, dtype: torch.dtype | None, slot_type: torch.dtype) -> None:
@@ -190,7 +230,7 @@ def test_gather_slots(device: str, fmt: str, dtype: torch.dtype | None, slot_typ
     slots = torch.tensor([5, 182, 5, -1, 0, 183, 2**31 - 1, -(2**31), 60, 61], dtype=slot_type)
     if slot_type == torch.int64:
         slots[3] = 2**32 + 5
-    options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    options: dict[str, Any] = cache_options(fmt) | ({} if dtype is None else {"dtype": dtype})
     kv = chiasma.gather_dequantize(move_cache(cache, device), slots.to(device), **options)
     assert kv.shape == (10, KEY_DIM[fmt]) and kv.dtype == (dtype or torch.bfloat16)
     rows = key_rows(cache, fmt)
@@ -199,7 +239,7 @@ def test_gather_slots(device: str, fmt: str, dtype: torch.dtype | None, slot_typ
     assert torch.equal(kv.cpu(), expected)
 
 
-@pytest.mark.parametrize("fmt", ["v32", "v4", "bf16"])
+@pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("start_type", [torch.int32, torch.int64])
 def test_gather_requests(device: str, fmt: str, start_type: torch.dtype) -> None:
     """Requests of several lengths, one longer than its pages, pages outside the cache, rows that nobody writes."""
@@ -218,13 +258,15 @@ def test_gather_requests(device: str, fmt: str, start_type: torch.dtype) -> None
     out = torch.full((60, KEY_DIM[fmt]), 7.0, dtype=torch.bfloat16, device=device)
     arguments = {"block_table": block_table, "seq_lens": seq_lens, "starts": starts}
     result = chiasma.gather_dequantize(
-        move_cache(cache, device), **{name: value.to(device) for name, value in arguments.items()}, out=out
-    )
+        move_cache(cache, device), **{name: value.to(device) for name, value in arguments.items()}, out=out,
+        **cache_options(fmt),
+    )  # fmt: skip
     assert result.data_ptr() == out.data_ptr()
     assert torch.equal(out.cpu(), expected.bfloat16())
     fresh = chiasma.gather_dequantize(
-        move_cache(cache, device), **{name: value.to(device) for name, value in arguments.items()}, rows=60
-    )
+        move_cache(cache, device), **{name: value.to(device) for name, value in arguments.items()}, rows=60,
+        **cache_options(fmt),
+    )  # fmt: skip
     assert fresh.shape == (60, KEY_DIM[fmt])
     assert torch.equal(fresh.cpu()[2:18], expected[2:18].bfloat16())
 
@@ -377,7 +419,36 @@ def test_parts_of_a_row_merge_to_the_whole(device: str) -> None:
             {"kv": torch.zeros(1, 2, 512, dtype=torch.bfloat16), "format": "v4", "scale": "amax"},
             ["scale", "pow2"],
         ),
-        ("dequantize", {"kv_cache": torch.zeros(1, 2, 528, dtype=torch.uint8)}, ["kv_cache", "528"]),
+        (
+            "quantize",
+            {"kv": torch.zeros(1, 2, 512, dtype=torch.bfloat16), "format": "v41", "scale": "amax"},
+            ["scale", "pow2"],
+        ),
+        ("quantize", {"kv": torch.zeros(1, 2, 576, dtype=torch.bfloat16), "kv_scale": 0.5}, ["kv_scale", "v32"]),
+        (
+            "quantize",
+            {"kv": torch.zeros(1, 2, 576, dtype=torch.bfloat16), "format": "fp8", "kv_scale": -1.0},
+            ["kv_scale", "-1"],
+        ),
+        ("quantize", {"kv": torch.zeros(1, 2, 576, dtype=torch.bfloat16), "format": None}, ["format"]),
+        ("dequantize", {"kv_cache": torch.zeros(1, 2, 528, dtype=torch.uint8)}, ["kv_cache", "528", "v32nope_compact"]),
+        ("dequantize", {"kv_cache": torch.zeros(1, 2, 576, dtype=torch.uint8)}, ["kv_cache", "format='fp8'"]),
+        (
+            "dequantize",
+            {"kv_cache": torch.zeros(1, 2, 576, dtype=torch.uint8), "format": "fp8", "kv_scale": 0.0},
+            ["kv_scale", "> 0"],
+        ),
+        (
+            "quantize_and_append",
+            {
+                "kv_c": torch.zeros(2, 448, dtype=torch.bfloat16),
+                "k_pe": torch.zeros(2, 64, dtype=torch.bfloat16),
+                "kv_cache": torch.zeros(1, 2, 656, dtype=torch.uint8),
+                "slot_mapping": torch.zeros(2, dtype=torch.int64),
+                "format": "v32nope",
+            },
+            ["rope|k_pe", "v32nope"],
+        ),
         (
             "dequantize",
             {"kv_cache": torch.zeros(1, 2, 656, dtype=torch.uint8), "out": torch.zeros(1, 3, 576)},

@@ -276,9 +276,29 @@ def test_batch_invariant(device: str) -> None:
         assert torch.equal(one_out[0], out[i]) and torch.equal(one_lse[0], lse[i])
 
 
-def test_bf16_cache(device: str, decode_or_refuse: Decode) -> None:
-    x = make_inputs("bf16", device, h_q=16)
-    result = decode_or_refuse("bf16", lambda: call(x, is_fp8_kvcache=False))
+@pytest.mark.parametrize("fmt", ["bf16", "bf16nope"])
+def test_bf16_cache(device: str, decode_or_refuse: Decode, fmt: str) -> None:
+    x = make_inputs(fmt, device, h_q=16)
+    result = decode_or_refuse(fmt, lambda: call(x, is_fp8_kvcache=False))
+    if result is not None:
+        check(*result, x)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "kv_format"),
+    [
+        ("v32", "V32"),
+        ("v4", "V4"),
+        ("v32nope", "V32_NO_ROPE"),
+        ("v32nope_compact", "V32_NO_ROPE"),
+        ("v41", "V41"),
+        ("v41plane", "V41_PLANE"),
+    ],
+)
+def test_named_formats(device: str, decode_or_refuse: Decode, fmt: str, kv_format: str) -> None:
+    x = make_inputs(fmt, device, b=3, h_q=16)
+    x.indices[1] = -1
+    result = decode_or_refuse(fmt, lambda: call(x, kv_format=kv_format))
     if result is not None:
         check(*result, x)
 
@@ -341,21 +361,23 @@ def refuse(error: type[Exception], words: list[str], function: Callable[[], Any]
 def test_missing_modes_are_named() -> None:
     x = make_inputs("v32", "cpu", h_q=8)
     refuse(NotImplementedError, ["dense", "indices", "sparse decoding"], lambda: call(x, indices=None))
-    refuse(NotImplementedError, ["V32_NO_ROPE", "656"], lambda: call(x, kv_format="V32_NO_ROPE"))
-    refuse(NotImplementedError, ["V41", "656"], lambda: call(x, kv_format="V41"))
+    for unknown in ("V41_FP4", "V5"):
+        refuse(NotImplementedError, [unknown, "V32_NO_ROPE", "V41_PLANE"], lambda name=unknown: call(x, kv_format=name))
     refuse(NotImplementedError, ["prefill", "sparse decoding"], lambda: compat.flash_mla_sparse_fwd(x.q, x.cache))
     narrow = Inputs(x.q[..., :512], x.cache, x.indices, "v32")
-    refuse(NotImplementedError, ["V32_NO_ROPE", "512"], lambda: call(narrow))
-    for width in (528, 288):
-        rows = Inputs(narrow.q, torch.zeros(2, 64, width, dtype=torch.uint8), x.indices, "v32")
-        refuse(NotImplementedError, [str(width), "V41"], lambda rows=rows: call(rows))
+    four_bits = Inputs(narrow.q, torch.zeros(2, 64, 288, dtype=torch.uint8), x.indices, "v32")
+    refuse(NotImplementedError, ["288", "V41"], lambda: call(four_bits))
+    # What has to be named says its names.
+    refuse(ValueError, ["V32_NO_ROPE", "512"], lambda: call(narrow))
+    ambiguous = Inputs(narrow.q, torch.zeros(2, 64, 528, dtype=torch.uint8), x.indices, "v41")
+    refuse(ValueError, ["528", "'V41'", "'V41_PLANE'", "'V32_NO_ROPE'"], lambda: call(ambiguous))
+    refuse(ValueError, ["656", "V41", "528"], lambda: call(narrow, kv_format="V41"))
 
 
 def test_wrong_arguments_are_named() -> None:
     x = make_inputs("v32", "cpu", h_q=8)
     refuse(ValueError, ["causal"], lambda: call(x, causal=True))
     refuse(ValueError, ["head_dim_v", "256"], lambda: call(x, head_dim_v=256))
-    refuse(ValueError, ["kv_format", "'V5'", "V32"], lambda: call(x, kv_format="V5"))
     refuse(ValueError, ["is_fp8_kvcache", "uint8"], lambda: call(x, is_fp8_kvcache=False))
     bf16 = make_inputs("bf16", "cpu", h_q=8)
     refuse(ValueError, ["is_fp8_kvcache", "bfloat16"], lambda: call(bf16))

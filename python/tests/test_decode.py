@@ -9,15 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chiasma
 from reference import (
+    AMAX,
     DECODE_FORMATS,
+    FORMATS,
+    HAS_ROPE,
+    INFERRED,
     KEY_DIM,
+    KV_SCALE,
     NAN_CODE,
+    SECOND_CACHE,
+    WIDTH,
     attention,
+    cache_options,
     check_result,
     key_rows,
     make_inputs,
@@ -134,7 +142,7 @@ class Problem:
 
 def build(case: Case, device: str) -> Problem:
     generator = torch.Generator().manual_seed(case.seed)
-    scale_mode = "pow2" if case.fmt == "v4" else case.scale_mode
+    scale_mode = case.scale_mode if case.fmt in AMAX else "pow2"
     gap = 2 * 576 if case.strided else 0
     x = make_inputs(
         case.fmt, "cpu", b=case.b, s_q=case.s_q, h_q=case.h_q, topk=0, pages=case.pages, page=case.page,
@@ -147,8 +155,8 @@ def build(case: Case, device: str) -> Problem:
         "attn_sink": choose_sink(case, generator),
     }
     names = {"extra_cache": "extra_kv_cache"}
-    if case.extra and case.fmt == "v4":
-        other = make_inputs("v4", "cpu", b=1, topk=0, pages=3, page=5, seed=case.seed + 7)
+    if case.extra and case.fmt in SECOND_CACHE:
+        other = make_inputs(case.fmt, "cpu", b=1, topk=0, pages=3, page=5, seed=case.seed + 7)
         truth["extra_cache"] = other.cache
         truth["extra_indices"] = choose_indices(case, 15, (case.b, case.s_q, 9), generator)
         truth["extra_topk_length"] = choose_length(case, 9, generator)
@@ -159,12 +167,12 @@ def build(case: Case, device: str) -> Problem:
         call[names.get(name, name)] = value
     step = 3 if device == "cpu" else 8  # elements: the GPU kernels read 16 bytes at once
     q, cache = x.q.to(device), move_cache(x.cache, device)
-    if case.pair:
+    if case.pair and case.fmt in HAS_ROPE:
         parts = q[..., :-64], q[..., -64:]
         q = tuple(spread_out(part, step) for part in parts) if case.strided else tuple(p.contiguous() for p in parts)
     elif case.strided:
         q = spread_out(q, step)
-    call |= {
+    call |= cache_options(case.fmt) | {
         "q": q,
         "kv_cache": cache.unsqueeze(2) if case.four_dim_cache else cache,
         "indices": spread_out(indices.to(device), 5) if case.strided else indices.to(device),
@@ -196,36 +204,28 @@ def check_case(case: Case, device: str, decode_or_refuse: Decode) -> None:
     check_result(out, lse, attention(**problem.truth), device)
 
 
-@given(case=cases(st.just("v32")))
-def test_random_v32(device: str, decode_or_refuse: Decode, case: Case) -> None:
-    check_case(case, device, decode_or_refuse)
+@pytest.mark.parametrize("fmt", FORMATS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_random_cases(device: str, decode_or_refuse: Decode, fmt: str, data: st.DataObject) -> None:
+    check_case(data.draw(cases(st.just(fmt))), device, decode_or_refuse)
 
 
-@given(case=cases(st.just("v4")))
-def test_random_v4(device: str, decode_or_refuse: Decode, case: Case) -> None:
-    check_case(case, device, decode_or_refuse)
-
-
-@given(case=cases(st.just("bf16")))
-def test_random_bf16(device: str, decode_or_refuse: Decode, case: Case) -> None:
-    check_case(case, device, decode_or_refuse)
-
-
-@pytest.mark.parametrize("fmt", ["v32", "v4", "bf16"])
+@pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("topk", [1, 63, 65, 2047, 2051, 2176])
 def test_any_topk_is_as_the_padded_row(device: str, decode_or_refuse: Decode, fmt: str, topk: int) -> None:
     x = make_inputs(fmt, device, b=1, h_q=3, topk=topk, pages=40)
     padded = torch.nn.functional.pad(x.indices, (0, 2304 - topk), value=-1)
-    result = decode_or_refuse(fmt, lambda: chiasma.decode(x.q, x.cache, padded))
+    result = decode_or_refuse(fmt, lambda: chiasma.decode(x.q, x.cache, padded, **x.options))
     if result is None:
         return
-    out, lse = chiasma.decode(x.q, x.cache, x.indices)
+    out, lse = chiasma.decode(x.q, x.cache, x.indices, **x.options)
     want = attention(x.q, x.cache, x.indices, fmt)
     check_result(out, lse, want, device)
     check_result(*result, want, device)
 
 
-@pytest.mark.parametrize("fmt", ["v32", "v4", "bf16"])
+@pytest.mark.parametrize("fmt", FORMATS)
 def test_bytes_of_other_slots_do_not_matter(device: str, decode_or_refuse: Decode, fmt: str) -> None:
     """Every slot that is not selected, every gap, and all that lies behind topk_length, is NaN."""
     x = make_inputs(fmt, device, b=3, s_q=2, h_q=8, topk=100, pages=9, page=61, extra_page_bytes=1152)
@@ -238,7 +238,9 @@ def test_bytes_of_other_slots_do_not_matter(device: str, decode_or_refuse: Decod
     want = attention(x.q, x.cache, x.indices, fmt, topk_length=lengths)
     result = decode_or_refuse(
         fmt,
-        lambda: chiasma.decode(x.q, move_cache(poisoned, device), x.indices, topk_length=lengths.to(device)),
+        lambda: chiasma.decode(
+            x.q, move_cache(poisoned, device), x.indices, topk_length=lengths.to(device), **x.options
+        ),
     )
     if result is not None:
         check_result(*result, want, device)
@@ -441,10 +443,55 @@ def test_nan_in_a_selected_row_counts(device: str) -> None:
     assert torch.isnan(out).all() and torch.isnan(lse).all()
 
 
-def test_formats_are_inferred(device: str, decode_or_refuse: Decode) -> None:
-    for fmt in DECODE_FORMATS["cpu"]:
-        x = make_inputs(fmt, device, h_q=4, topk=5)
-        assert x.q.shape[-1] == KEY_DIM[fmt]
-        named = decode_or_refuse(fmt, lambda x=x, fmt=fmt: chiasma.decode(x.q, x.cache, x.indices, format=fmt))
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_formats_are_inferred_or_named(device: str, decode_or_refuse: Decode, fmt: str) -> None:
+    """By dtype and width where only one format comes into question, and never otherwise."""
+    x = make_inputs(fmt, device, h_q=4, topk=5)
+    options = cache_options(fmt) | {"format": fmt}
+    named = decode_or_refuse(fmt, lambda: chiasma.decode(x.q, x.cache, x.indices, **options))
+    if fmt in INFERRED:
         if named is not None:
             assert torch.equal(chiasma.decode(x.q, x.cache, x.indices)[0], named[0])
+        return
+    for call in (chiasma.decode, chiasma.plan):
+        with pytest.raises(ValueError) as caught:
+            call(x.q, x.cache, x.indices)
+        # v32nope's rows are v32's, whose queries are wider.
+        words = ("q", "576") if fmt == "v32nope" else ("kv_cache", str(WIDTH[fmt]), f"{fmt!r}", *FORMATS)
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_default_scale_is_the_formats(device: str, decode_or_refuse: Decode, fmt: str) -> None:
+    x = make_inputs(fmt, device, h_q=4)
+    plain = decode_or_refuse(fmt, lambda: chiasma.decode(x.q, x.cache, x.indices, **x.options))
+    if plain is not None:
+        given_scale = chiasma.decode(x.q, x.cache, x.indices, sm_scale=KEY_DIM[fmt] ** -0.5, **x.options)
+        assert torch.equal(plain[0], given_scale[0]) and torch.equal(plain[1], given_scale[1])
+
+
+@pytest.mark.parametrize("fmt", ["fp8", "fp8nope"])
+def test_kv_scale_is_no_part_of_a_plan(device: str, fmt: str) -> None:
+    """Calls of one shape share their plan, and each has the scale that it was given; None is 1."""
+    x = make_inputs(fmt, device, h_q=4)
+    for kv_scale in (KV_SCALE, None, 1.0, 2.5, KV_SCALE):
+        out, lse = chiasma.decode(x.q, x.cache, x.indices, format=fmt, kv_scale=kv_scale)
+        check_result(out, lse, attention(x.q, x.cache, x.indices, fmt, kv_scale=kv_scale), device)
+
+
+@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if fmt not in HAS_ROPE])
+def test_no_pair_without_rotary_columns(device: str, fmt: str) -> None:
+    x = make_inputs(fmt, device, h_q=4)
+    for width in (448, 512):
+        pair = x.q[..., :width], x.q[..., :64]
+        with pytest.raises(ValueError, match="q"):
+            chiasma.decode(pair, x.cache, x.indices, **x.options)
+    with pytest.raises(ValueError, match=f"q_rope is given with format {fmt}"):
+        chiasma.decode((x.q[..., :448], x.q[..., 448:]), x.cache, x.indices, **x.options)
+
+
+@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if not fmt.startswith("fp8")])
+def test_kv_scale_belongs_to_fp8(fmt: str) -> None:
+    x = make_inputs(fmt, "cpu", h_q=4)
+    with pytest.raises(ValueError, match=f"kv_scale is 0.5; format {fmt} "):
+        chiasma.decode(x.q, x.cache, x.indices, format=fmt, kv_scale=0.5)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chiasma
-from reference import make_inputs
+from reference import FORMATS, make_inputs
 
 B, S_Q, H_Q, TOPK, PAGES, PAGE = 2, 3, 4, 6, 5, 7
 UNTOUCHED = 2.0**100  # no result is that large
@@ -171,19 +171,19 @@ def test_gradients_of_the_unquantised_cache_are_refused() -> None:
 # ---- The cache ----
 
 
-@pytest.mark.parametrize("width", [0, 1, 528, 575, 655, 657, 1152])
+@pytest.mark.parametrize("width", [0, 1, 512, 528, 575, 576, 655, 657, 1152])
 def test_width_that_no_format_has(width: int) -> None:
     arguments = good_arguments() | {"kv_cache": torch.zeros(PAGES, PAGE, width, dtype=torch.uint8)}
     message = refused(ValueError, "kv_cache", str(width), **arguments)
-    assert all(name in message for name in ("v32", "v4", "bf16"))
+    assert all(name in message for name in FORMATS)
 
 
-@pytest.mark.parametrize("fmt", ["v31", "", "V32", 1, "v41"])
+@pytest.mark.parametrize("fmt", ["v31", "", "V32", 1, "v40"])
 def test_unknown_format(fmt: Any) -> None:
     refused((ValueError, TypeError), "format", str(fmt), "v32", **(good_arguments() | {"format": fmt}))
 
 
-@pytest.mark.parametrize("fmt", ["v4", "bf16"])
+@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if fmt != "v32"])
 def test_format_that_is_not_the_caches(fmt: str) -> None:
     refused((ValueError, TypeError), "q|kv_cache", **(good_arguments() | {"format": fmt}))
 
@@ -277,6 +277,16 @@ def test_scale_that_is_no_finite_float32(scale: float) -> None:
 @pytest.mark.parametrize("scale", ["1", [1.0], 1j])
 def test_scale_that_is_no_number(scale: Any) -> None:
     refused(TypeError, "sm_scale|float", **(good_arguments() | {"sm_scale": scale}))
+
+
+@pytest.mark.parametrize("scale", [0, 0.0, -0.5, math.nan, math.inf, 1e39, 1e-50])
+def test_cache_scale_that_is_no_positive_float32(scale: float) -> None:
+    x = make_inputs("fp8", "cpu", h_q=2, topk=3)
+    refused(ValueError, "kv_scale", q=x.q, kv_cache=x.cache, indices=x.indices, format="fp8", kv_scale=scale)
+
+
+def test_cache_scale_that_is_no_number() -> None:
+    refused(TypeError, "kv_scale", **(good_arguments() | {"kv_scale": "1"}))
 
 
 def test_unknown_kernel() -> None:

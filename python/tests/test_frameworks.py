@@ -10,17 +10,18 @@ import torch
 
 import chiasma
 
+from reference import DECODE_FORMATS, FORMATS, KEY_DIM, SECOND_CACHE, cache_options, kv_scale_of
+
 ml_dtypes = pytest.importorskip("ml_dtypes")
 NO_CUDA = "no CUDA device: nothing of this was run on a GPU"
-FORMATS = ["v32", "v4", "bf16"]
 
 
 def inputs(fmt: str) -> dict[str, torch.Tensor]:
     """A decode of PyTorch tensors on the CPU, with every optional input that the format has."""
     generator = torch.Generator().manual_seed(7)
-    d_qk = 512 if fmt == "v4" else 576
+    d_qk = KEY_DIM[fmt]
     kv = torch.randn(3, 8, d_qk, generator=generator).bfloat16()
-    cache = kv if fmt == "bf16" else chiasma.quantize(kv, format=fmt)
+    cache = chiasma.quantize(kv, format=fmt, kv_scale=kv_scale_of(fmt))
     arguments = {
         "q": torch.randn(2, 3, 4, d_qk, generator=generator).bfloat16(),
         "kv_cache": cache,
@@ -28,8 +29,8 @@ def inputs(fmt: str) -> dict[str, torch.Tensor]:
         "topk_length": torch.tensor([9, 5], dtype=torch.int32),
         "attn_sink": torch.randn(4, generator=generator),
     }
-    if fmt == "v4":
-        arguments["extra_kv_cache"] = chiasma.quantize(kv.flip(0)[:, :6], format="v4")
+    if fmt in SECOND_CACHE:
+        arguments["extra_kv_cache"] = chiasma.quantize(kv.flip(0)[:, :6], format=fmt)
         arguments["extra_indices"] = torch.randint(-3, 18, (2, 3, 4), generator=generator, dtype=torch.int32)
     return arguments
 
@@ -61,8 +62,9 @@ def assert_same(results: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
 def test_numpy(fmt: str, raw: bool) -> None:
     tensors = inputs(fmt)
     arguments = {name: as_numpy(tensor, raw) for name, tensor in tensors.items()}
-    expected = chiasma.decode(**tensors)
-    out, lse = chiasma.decode(**arguments)
+    options = cache_options(fmt)
+    expected = chiasma.decode(**tensors, **options)
+    out, lse = chiasma.decode(**arguments, **options)
     assert isinstance(out, numpy.ndarray) and out.dtype == (numpy.uint16 if raw else ml_dtypes.bfloat16)
     assert isinstance(lse, numpy.ndarray) and lse.dtype == numpy.float32
     assert_same((out, lse), expected)
@@ -70,7 +72,7 @@ def test_numpy(fmt: str, raw: bool) -> None:
         array.flags.writeable = False
     arguments["indices"] = arguments["indices"].astype(numpy.int64)
     given = numpy.empty_like(out), numpy.empty_like(lse)
-    result = chiasma.decode(**arguments, out=given[0], lse=given[1])
+    result = chiasma.decode(**arguments, **options, out=given[0], lse=given[1])
     assert result[0] is given[0] and result[1] is given[1]
     assert_same(result, expected)
 
@@ -90,19 +92,22 @@ def test_numpy_refuses_what_it_must() -> None:
 
 
 def test_numpy_cache_operations() -> None:
-    kv = torch.randn(3, 8, 512, generator=torch.Generator().manual_seed(3)).bfloat16()
-    for fmt, rows in (("v4", kv), ("v32", torch.cat([kv, kv[..., :64]], -1))):
-        cache = chiasma.quantize(rows, format=fmt)
-        array = chiasma.quantize(as_numpy(rows), format=fmt)
-        assert isinstance(array, numpy.ndarray) and array.strides == cache.stride()
-        assert (bits(array) == bits(cache)).all()
-        assert (bits(chiasma.dequantize(array)) == bits(chiasma.dequantize(cache))).all()
-        narrow = chiasma.dequantize(array, dtype=ml_dtypes.bfloat16)
-        assert (bits(narrow) == bits(chiasma.dequantize(cache, dtype=torch.bfloat16))).all()
+    kv = torch.randn(3, 8, 576, generator=torch.Generator().manual_seed(3)).bfloat16()
+    for fmt in FORMATS:
+        rows, options = kv[..., : KEY_DIM[fmt]].contiguous(), cache_options(fmt)
+        written = {"format": fmt, "kv_scale": kv_scale_of(fmt)}
+        cache = chiasma.quantize(rows, **written)
+        array = chiasma.quantize(as_numpy(rows), **written)
+        assert isinstance(array, numpy.ndarray)
+        assert array.strides == tuple(stride * cache.element_size() for stride in cache.stride())
+        plain = chiasma.dequantize(cache, **options)
+        assert (bits(chiasma.dequantize(array, **options)) == bits(plain)).all()
+        narrow = chiasma.dequantize(array, dtype=ml_dtypes.bfloat16, **options)
+        assert (bits(narrow) == bits(chiasma.dequantize(cache, dtype=torch.bfloat16, **options))).all()
         slots = numpy.array([4, -1, 23])
-        gathered = chiasma.gather_dequantize(array, slots)
+        gathered = chiasma.gather_dequantize(array, slots, **options)
         assert gathered.dtype == ml_dtypes.bfloat16
-        assert (bits(gathered) == bits(chiasma.gather_dequantize(cache, torch.from_numpy(slots)))).all()
+        assert (bits(gathered) == bits(chiasma.gather_dequantize(cache, torch.from_numpy(slots), **options))).all()
     tokens = numpy.array([[0, 9, -1, 7]])
     table = numpy.array([[2, 1]], numpy.int32)
     assert chiasma.translate_indices(tokens, table, page=8).tolist() == [[16, 9, -1, 23]]
@@ -134,19 +139,20 @@ def test_jax(fmt: str, platform: str) -> None:
     except RuntimeError:
         pytest.skip(NO_CUDA if platform == "gpu" else "this JAX has no CPU")
     tensors = inputs(fmt)
-    if platform == "gpu" and fmt != "v32":
+    if platform == "gpu" and fmt not in DECODE_FORMATS["cuda"]:
         pytest.skip("no CUDA kernel for this format")
     arrays = {name: jax.device_put(as_numpy(tensor), device) for name, tensor in tensors.items()}
     torch_device = "cuda" if platform == "gpu" else "cpu"
-    expected = chiasma.decode(**{name: tensor.to(torch_device) for name, tensor in tensors.items()})
-    results = chiasma.decode(**arrays)
+    options = cache_options(fmt)
+    expected = chiasma.decode(**{name: tensor.to(torch_device) for name, tensor in tensors.items()}, **options)
+    results = chiasma.decode(**arrays, **options)
     assert all(isinstance(array, jax.Array) and array.devices() == {device} for array in results)
     assert results[0].dtype == jax.numpy.bfloat16 and results[1].dtype == jax.numpy.float32
     assert_same(results, expected)
     # What JAX computes next sees the results.
     assert float(abs(results[0].astype(jax.numpy.float32)).sum()) > 0
     with pytest.raises(ValueError, match="out is a JAX array"):
-        chiasma.decode(**arrays, out=results[0])
+        chiasma.decode(**arrays, **options, out=results[0])
 
 
 def test_jax_cache_operations() -> None:

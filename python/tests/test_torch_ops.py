@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import chiasma
+from reference import FORMATS, KEY_DIM, cache_options, key_rows, make_inputs, move_cache
 
 NO_CUDA = "no CUDA device: nothing of this was run on a GPU"
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CUDA)
@@ -55,24 +56,38 @@ def calls(device: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     rows = torch.zeros(14, 576, device=device)
     starts = torch.tensor([0, 10], device=device)
     absent = (None,) * 5
+    fp8 = chiasma.quantize(kv, format="fp8", kv_scale=0.5)
     return {
         "decode": (ops.decode.default, (q, None, cache, indices)),
         "decode with every option": (
             ops.decode.default,
             (q[..., :512], q[..., 512:], cache, indices.long(), lens, torch.zeros(4, device=device), None, None, None)
-            + ("v32", 0.1, None, True),
+            + ("v32", 0.1, None, True, 1.0),
         ),
+        "decode fp8": (ops.decode.default, (q, None, fp8, indices, *absent, "fp8", None, None, False, 0.5)),
         "decode_out": (ops.decode_out.default, (q, None, cache, indices, *absent, out, lse)),
         "merge": (ops.merge.default, (parts, part_lse)),
         "merge_out": (ops.merge_out.default, (parts, part_lse, out, lse)),
         "quantize": (ops.quantize.default, (kv,)),
         "quantize v4": (ops.quantize.default, (kv[..., :512], "v4")),
+        "quantize v41plane": (ops.quantize.default, (kv[..., :512], "v41plane")),
+        "quantize fp8": (ops.quantize.default, (kv, "fp8", "pow2", 0.5)),
+        "quantize bf16nope": (ops.quantize.default, (kv[..., :512], "bf16nope")),
         "quantize_out": (ops.quantize_out.default, (kv, cache.clone())),
         "dequantize": (ops.dequantize.default, (cache, None, "bfloat16")),
+        "dequantize fp8": (ops.dequantize.default, (fp8, "fp8", "float32", 0.5)),
         "dequantize_out": (ops.dequantize_out.default, (cache, torch.empty(3, 8, 576, device=device))),
         "quantize_and_append": (
             ops.quantize_and_append.default,
             (new[:, :512], new[:, 512:], cache.clone(), slots, None, "pow2", torch.zeros_like(slots[:1])),
+        ),
+        "quantize_and_append without k_pe": (
+            ops.quantize_and_append.default,
+            (new, None, fp8.clone(), slots, "fp8", "pow2", None, 0.5),
+        ),
+        "gather_dequantize fp8": (
+            ops.gather_dequantize.default,
+            (fp8, slots, None, None, None, None, "float32", "fp8", 0.5),
         ),
         "gather_dequantize": (ops.gather_dequantize.default, (cache, slots)),
         "gather_dequantize by table": (
@@ -145,6 +160,26 @@ def test_compile_fullgraph(backend: str, device: str) -> None:
     for result, reference in zip(results, expected):
         torch.testing.assert_close(result, reference, rtol=1e-2, atol=1e-2)
     assert torch.equal(compiled_cache, plain_cache) and not torch.equal(compiled_cache, cache)
+
+
+@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if fmt not in ("v32", "v4", "bf16")])
+def test_compile_every_format(fmt: str) -> None:
+    """Format and kv_scale reach every operator."""
+    x = make_inputs(fmt, "cpu", h_q=4, topk=9, pages=3, page=8)
+    options: Any = cache_options(fmt)
+    slots = torch.tensor([0, 9, -1])
+
+    def work(q: torch.Tensor, cache: torch.Tensor, kv: torch.Tensor) -> tuple[Any, ...]:
+        new = chiasma.quantize(kv, format=fmt, kv_scale=options.get("kv_scale"))
+        chiasma.quantize_and_append(kv[0], None, cache, torch.arange(8), **options)
+        rows = chiasma.gather_dequantize(cache, slots, **options)
+        return *chiasma.decode(q, cache, x.indices, **options), rows, chiasma.dequantize(new, **options)
+
+    kv = torch.randn(3, 8, KEY_DIM[fmt], generator=torch.Generator().manual_seed(4)).bfloat16()
+    caches = [move_cache(x.cache, "cpu") for _ in range(2)]
+    expected = work(x.q, caches[0], kv)
+    compiled = torch.compile(work, fullgraph=True, backend="aot_eager")
+    assert same(compiled(x.q, caches[1], kv), expected) and torch.equal(*(key_rows(c, fmt) for c in caches))
 
 
 @pytest.mark.parametrize("rank", [4, 3])

@@ -31,13 +31,15 @@ struct Addresses {
   const void *q, *q_rope, *out;
 };
 
-Status check_strides(const DecodeProblem& problem, const Addresses& addresses) {
+Status check_queries(const DecodeProblem& problem, const Addresses& addresses) {
   CHIASMA_RETURN_IF_ERROR(
       check_vectors("q", addresses.q, {problem.q_stride_b, problem.q_stride_s, problem.q_stride_h}));
-  if (!problem.q_is_one_tensor) {
-    CHIASMA_RETURN_IF_ERROR(check_vectors("q_rope", addresses.q_rope,
-                                          {problem.q_rope_stride_b, problem.q_rope_stride_s, problem.q_rope_stride_h}));
-  }
+  if (problem.q_is_one_tensor) return {};
+  return check_vectors("q_rope", addresses.q_rope,
+                       {problem.q_rope_stride_b, problem.q_rope_stride_s, problem.q_rope_stride_h});
+}
+
+Status check_outputs(const DecodeProblem& problem, const Addresses& addresses) {
   return check_vectors("out", addresses.out, {problem.out_stride_b, problem.out_stride_s, problem.out_stride_h});
 }
 
@@ -78,7 +80,18 @@ Status check_split_request(const PlanRequest& request, std::span<const KvFormat>
     return unsupported("it counts up to ", INT32_MAX, " parts of rows, this problem has ", request.problem.num_rows(),
                        " rows of ", units_per_row);
   }
-  return check_strides(request.problem, {});
+  return {};
+}
+
+Status check_vector_strides(const DecodeProblem& problem) {
+  CHIASMA_RETURN_IF_ERROR(check_queries(problem, {}));
+  return check_outputs(problem, {});
+}
+
+Status check_vector_tensors(const DecodeProblem& problem) {
+  const Addresses addresses{problem.q, problem.q_rope, problem.out};
+  CHIASMA_RETURN_IF_ERROR(check_queries(problem, addresses));
+  return check_outputs(problem, addresses);
 }
 
 std::int32_t num_groups_that_fit(const PlanRequest& request, const GroupShape& shape) {
@@ -134,19 +147,25 @@ std::string SplitPlan::describe() const {
 
 Status SplitPlan::run(const DecodeProblem& problem, void* workspace, void* stream) const {
   if (is_empty_) return {};
-  CHIASMA_RETURN_IF_ERROR(check_strides(problem, {problem.q, problem.q_rope, problem.out}));
   const gpu::DeviceScope scope(device_);
   CHIASMA_RETURN_IF_ERROR(scope.status());
-  SplitParams params{problem, schedule_, row_stride_bytes(problem.format),
-                     nullptr, nullptr,   combine::is_large(schedule_, h_q_)};
+  const Addresses addresses{problem.q, problem.q_rope, problem.out};
+  SplitParams params{problem,
+                     schedule_,
+                     row_stride_bytes(problem.format),
+                     nullptr,
+                     nullptr,
+                     check_queries(problem, addresses).ok(),
+                     check_outputs(problem, addresses).ok(),
+                     combine::is_large(schedule_, h_q_)};
   if (schedule_.num_slots() > 0) {
     params.part_out = static_cast<float*>(workspace);
     params.part_lse = reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + out_bytes());
   }
   CHIASMA_RETURN_IF_ERROR(launch(params, stream));
-  return gpu::to_status(
-      combine::launch({problem, schedule_, params.part_out, params.part_lse}, static_cast<cudaStream_t>(stream)),
-      "launching the combine kernel");
+  return gpu::to_status(combine::launch({problem, schedule_, params.part_out, params.part_lse, params.out_is_vectors},
+                                        static_cast<cudaStream_t>(stream)),
+                        "launching the combine kernel");
 }
 
 std::size_t SplitPlan::out_bytes() const {

@@ -29,9 +29,11 @@ struct GroupShape {
   }
 };
 
-// What every such kernel needs of a problem: a Hopper GPU, a cache in one of `formats`, 32-bit counts, strides for
-// 16-byte accesses.
+// What every such kernel needs of a problem: a Hopper GPU, a cache in one of `formats`, 32-bit counts.
 Status check_split_request(const PlanRequest& request, std::span<const KvFormat> formats);
+// What some need besides: queries and outputs in multiples of 16 bytes. Of strides alone, and of addresses as well.
+Status check_vector_strides(const DecodeProblem& problem);
+Status check_vector_tensors(const DecodeProblem& problem);
 
 // Groups that the device has multiprocessors for; at least one.
 std::int32_t num_groups_that_fit(const PlanRequest& request, const GroupShape& shape);
@@ -53,6 +55,8 @@ struct SplitParams {
   std::int32_t row_bytes;  // of the format, from a row to the next
   float* part_out;         // [schedule.num_slots(), h_q, 512], normalised
   float* part_lse;  // [schedule.num_slots(), h_q], natural log; -infinity: the part is empty and its out unwritten
+  // Whether queries and outputs lie in multiples of 16 bytes.
+  bool q_is_vectors, out_is_vectors;
   // Whether the kernel lets the merge's thread blocks start as soon as its first warps are done, or only by its last.
   bool merge_starts_early;
 };
@@ -73,6 +77,7 @@ class SplitPlan : public PlannedDecode {
   unsigned num_thread_blocks() const {
     return static_cast<unsigned>(schedule_.num_groups) * static_cast<unsigned>(shape_.blocks_per_group);
   }
+  unsigned num_groups() const { return static_cast<unsigned>(schedule_.num_groups); }
   int heads_per_block() const { return shape_.heads_per_block; }
   int h_q() const { return h_q_; }
   std::int32_t device() const { return device_; }

@@ -24,6 +24,7 @@ const std::vector<std::string> kShapes = {
     "decode b=6 pool=3000 scale=amax valid=0.9 len=random sink=random",
     "decode b=12 h=16 sq=2 pool=900 topk=700 scale=amax valid=0.8 garbage=1 len=random",
     "decode b=140 h=16 pool=300 topk=257 scale=amax len=random invariant=1",
+    "decode b=5 h=16 pool=900 topk=300 fmt=v41 valid=0.8 garbage=1 len=random xpool=500 xtopk=65",
 };
 
 std::int32_t* index_row(const chiasma_decode_args& args, std::int64_t request, std::int64_t token) {

@@ -14,6 +14,14 @@ const std::vector<std::string> kShapes = {
     "decode b=7 sq=2 pool=3000 topk=1000 scale=amax valid=0.9 len=random sink=random",
     "decode b=40 h=8 pool=500 topk=301 scale=amax valid=0.8 garbage=1 invariant=1",
     "decode b=133 pool=500 topk=257 scale=amax",
+    // One of every other format.
+    "decode b=3 sq=2 pool=3000 topk=1000 fmt=v4 valid=0.9 len=random xpool=2000 xtopk=513 xpage=2 sink=random",
+    "decode b=3 pool=3000 topk=1999 fmt=v41 valid=0.9 xpool=500 xtopk=65",
+    "decode b=5 h=64 pool=3000 topk=1000 fmt=v41plane valid=0.9 splits=3",
+    "decode b=2 h=16 sq=2 pool=3000 topk=2051 fmt=v32nope scale=amax valid=0.9",
+    "decode b=30 pool=900 topk=700 fmt=v32nope_compact scale=amax len=rows",
+    "decode b=7 sq=2 pool=3000 topk=1000 fmt=fp8 valid=0.9 q=pair",
+    "decode b=1 h=32 pool=3000 topk=2048 fmt=fp8nope",
 };
 
 TEST_P(GpuRepeat, TenThousandRunsGiveTheSameBits) {

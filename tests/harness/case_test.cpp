@@ -43,7 +43,7 @@ TEST(Case, EveryKeyIsReadAndWritten) {
   const std::string line =
       "decode b=3 h=5 sq=4 pool=77 topk=9 page=61 fmt=v4 idx=sorted valid=0.25 garbage=1 len=random sink=-inf "
       "poison=nan "
-      "layout=odd q=pair dist=outlier smscale=-0.125 qscale=2.5 xpool=12 xtopk=7 xpage=2 xlen=zero splits=6 "
+      "layout=odd q=pair qnan=some dist=outlier smscale=-0.125 qscale=2.5 xpool=12 xtopk=7 xpage=2 xlen=zero splits=6 "
       "invariant=1 "
       "seed=18446744073709551615";
   const Case spec = parsed(line);

@@ -13,7 +13,8 @@ call, and stays right when a CUDA graph is replayed. Differences from that modul
 
   - 1 to 128 query heads, any topk and page size, any index: what lies outside the cache is masked.
   - topk_length works for every format, as [b] or [b, s_q].
-  - Dense decoding, prefill and the formats V32_NO_ROPE and V41 are missing; each raises NotImplementedError.
+  - Dense decoding, prefill and V41 in 4 bits are missing; each raises NotImplementedError.
+  - Rows of 528 bytes need a kv_format, because three layouts have as many; V41_PLANE, V41's older one, is added.
   - Wrong arguments raise ValueError or TypeError, where that module asserts.
 """
 
@@ -39,12 +40,18 @@ __all__ = [
 
 _LOG2_E = math.log2(math.e)
 _SUPPORTED = (
-    "this module does sparse decoding (indices given) over V32 (656 bytes a token), V4 (584) and bf16 (576 wide)"
+    "this module does sparse decoding (indices given) over V32 (656 bytes a token), V4 (584), V32_NO_ROPE (656 or "
+    "528), V41 (528), V41_PLANE (528), and bf16 (576 or 512 wide)"
 )
-_FORMAT_NAMES = {"V32": "v32", "V4": "v4"}
-_FORMAT_WIDTHS = {656: "v32", 584: "v4"}
-# The formats that the interface knows and this library does not, with what a caller knows them by.
-_MISSING_FORMATS = {"V32_NO_ROPE": "V3.2 rows without RoPE", "V41": "V4.1 rows", "V41_FP4": "V4.1 rows of 4 bits"}
+# kv_format, and the formats of chiasma.decode() that it means by the bytes of a token. V41_PLANE is this library's own
+# word for V41's older layout, with the scales behind a page's rows.
+_FORMATS = {
+    "V32": {656: "v32"},
+    "V4": {584: "v4"},
+    "V32_NO_ROPE": {656: "v32nope", 528: "v32nope_compact"},
+    "V41": {528: "v41"},
+    "V41_PLANE": {528: "v41plane"},
+}
 
 
 class FlashMLASchedMeta:
@@ -72,35 +79,42 @@ def get_mla_metadata(
     return metadata, metadata.new_zeros(cache_seqlens.numel() + 1)
 
 
-def _cache_format(k_cache: torch.Tensor, q: torch.Tensor, is_fp8_kvcache: bool, kv_format: str | None) -> str:
+def _cache_format(k_cache: torch.Tensor, q: torch.Tensor, is_fp8_kvcache: bool, kv_format: str | None) -> str | None:
+    """The format for chiasma.decode(); None: it tells itself."""
     width = k_cache.shape[-1] if k_cache.dim() else 0
-    if kv_format is not None and kv_format not in _FORMAT_NAMES and kv_format not in _MISSING_FORMATS:
-        allowed = ", ".join((*_FORMAT_NAMES, *_MISSING_FORMATS))
-        raise ValueError(f"kv_format is {kv_format!r}; must be None or one of {allowed}")
-    if kv_format in _MISSING_FORMATS:
-        raise NotImplementedError(
-            f"kv_format {kv_format} ({_MISSING_FORMATS[kv_format]}) is not supported: {_SUPPORTED}"
-        )
+    if kv_format is not None and kv_format not in _FORMATS:
+        raise NotImplementedError(f"kv_format {kv_format!r} is not supported: {_SUPPORTED}")
     if (k_cache.dtype == torch.bfloat16) == is_fp8_kvcache:
         raise ValueError(
             f"is_fp8_kvcache is {is_fp8_kvcache}, but k_cache is {k_cache.dtype}; an FP8 cache holds bytes, and with "
             "is_fp8_kvcache=False the cache is torch.bfloat16"
         )
     if not is_fp8_kvcache:
-        return "bf16"
+        return None
     if kv_format is not None:
-        return _FORMAT_NAMES[kv_format]
-    if width in (528, 288):
-        raise NotImplementedError(
-            f"k_cache has {width} bytes a token (V41, or V32_NO_ROPE): not supported; {_SUPPORTED}"
+        return _format_of_width(_FORMATS[kv_format], kv_format, width)
+    if width == 528:
+        raise ValueError(
+            "k_cache has 528 bytes a token, as three layouts do; kv_format must say which: 'V41' (scales in the row), "
+            "'V41_PLANE' (scales behind the page's rows) or 'V32_NO_ROPE' (float32 scales)"
         )
-    if width not in _FORMAT_WIDTHS:
-        raise ValueError(f"k_cache has {width} bytes a token; must have 656 (V32) or 584 (V4)")
     if width == 656 and q.shape[-1] == 512:
-        raise NotImplementedError(
-            f"q is 512 wide over rows of 656 bytes, V32_NO_ROPE in the rows of V32: not supported; {_SUPPORTED}"
+        raise ValueError(
+            "q is 512 wide and k_cache has 656 bytes a token; V32 has queries of 576, and for rows without RoPE "
+            "kv_format must be 'V32_NO_ROPE'"
         )
-    return _FORMAT_WIDTHS[width]
+    if width == 288:
+        raise NotImplementedError(f"k_cache has 288 bytes a token (V41 in 4 bits): not supported; {_SUPPORTED}")
+    return _format_of_width({656: "v32", 584: "v4"}, None, width)
+
+
+def _format_of_width(formats: dict[int, str], kv_format: str | None, width: int) -> str:
+    # Comparisons, not a lookup: while torch.compile traces, a width may be a symbol.
+    for known, name in formats.items():
+        if width == known:
+            return name
+    allowed = " or ".join(str(known) for known in formats)
+    raise ValueError(f"k_cache has {width} bytes a token; with kv_format {kv_format} it must have {allowed}")
 
 
 def _check_mode(q: torch.Tensor, head_dim_v: int, causal: bool, indices: torch.Tensor | None) -> None:
@@ -142,9 +156,11 @@ def flash_mla_with_kvcache(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sparse decoding attention over a paged cache.
 
-    q [b, s_q, h_q, 576 or 512] bf16; k_cache [pages, page, 1, 656 or 584] bytes, or bf16 [pages, page, 1, 576] with
-    is_fp8_kvcache=False, where the device has a kernel for it; indices [b, s_q, topk] slots of the cache. out, if
-    given, is written and returned. attn_sink, topk_length and the extra cache (V4) are those of chiasma.decode().
+    q [b, s_q, h_q, 576 or 512] bf16; k_cache [pages, page, 1, width] bytes, or bf16 with is_fp8_kvcache=False, where
+    the device has a kernel for it; indices [b, s_q, topk] slots of the cache. kv_format: V32 (width 656, q 576), V4
+    (584, q 512), V32_NO_ROPE (656 or 528, q 512), V41 or V41_PLANE (528, q 512); None: V32 or V4 by the width. out, if
+    given, is written and returned. attn_sink, topk_length and the extra cache (V4, V41, V41_PLANE) are those of
+    chiasma.decode().
 
     Returns (out [b, s_q, h_q, 512] bf16, lse [b, h_q, s_q] float32, a transposed view). A row without a valid index has
     out 0 and lse +inf, as in that module; chiasma.decode() itself returns -inf, which merges exactly. return_log2_lse

@@ -161,17 +161,29 @@ class HeadMerge {
     }
     const std::int64_t request = row_ / static_cast<std::int32_t>(problem.s_q);
     const std::int64_t token = row_ - request * problem.s_q;
-    auto* out = reinterpret_cast<uint2*>(problem.out + request * problem.out_stride_b + token * problem.out_stride_s +
-                                         head_ * problem.out_stride_h);
+    bf16_t* out =
+        problem.out + request * problem.out_stride_b + token * problem.out_stride_s + head_ * problem.out_stride_h;
 #pragma unroll
     for (int i = 0; i < Sharing::kVectors; ++i) {
-      out[i * Sharing::kThreads + thread_] =
-          make_uint2(ptx::pack_bf162(sum_[i].x * multiplier, sum_[i].y * multiplier),
-                     ptx::pack_bf162(sum_[i].z * multiplier, sum_[i].w * multiplier));
+      const int vector = i * Sharing::kThreads + thread_;
+      const uint2 words = make_uint2(ptx::pack_bf162(sum_[i].x * multiplier, sum_[i].y * multiplier),
+                                     ptx::pack_bf162(sum_[i].z * multiplier, sum_[i].w * multiplier));
+      if (params_.out_is_vectors) {
+        reinterpret_cast<uint2*>(out)[vector] = words;
+      } else {
+        store_by_numbers(out + 4 * vector, words);
+      }
     }
     if (thread_ == 0) {
       problem.lse[request * problem.lse_stride_b + token * problem.lse_stride_s + head_ * problem.lse_stride_h] = lse;
     }
+  }
+
+  __device__ static void store_by_numbers(bf16_t* to, const uint2& words) {
+    to[0].bits = static_cast<std::uint16_t>(words.x);
+    to[1].bits = static_cast<std::uint16_t>(words.x >> 16);
+    to[2].bits = static_cast<std::uint16_t>(words.y);
+    to[3].bits = static_cast<std::uint16_t>(words.y >> 16);
   }
 
   const Params& params_;

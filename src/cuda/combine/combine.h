@@ -14,6 +14,7 @@ struct Params {
   tile::Schedule schedule;
   const float* part_out;  // [schedule.num_slots(), h_q, 512], normalised
   const float* part_lse;  // [schedule.num_slots(), h_q], natural log
+  bool out_is_vectors;    // out lies in multiples of 16 bytes
 };
 
 // PERF: large merges gain from starting before the decode has quite ended, since their thread blocks take a while to

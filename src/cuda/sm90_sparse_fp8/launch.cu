@@ -27,6 +27,7 @@ class Plan final : public SplitPlan {
 
  private:
   Status launch(const SplitParams& split, void* stream) const override {
+    CHIASMA_RETURN_IF_ERROR(check_vector_tensors(split.problem));
     CHIASMA_RETURN_IF_ERROR(gpu::raise_shared_limit<decode_kernel<Variant>>(device(), sizeof(SmemPlan)));
     const Params params{split.problem, split.schedule, SlotMap::make(split.problem.kv), split.part_out, split.part_lse};
     cudaLaunchAttribute attribute{};
@@ -48,6 +49,11 @@ class Plan final : public SplitPlan {
 Status check(const PlanRequest& request) {
   constexpr KvFormat kFormats[] = {KvFormat::v32};
   CHIASMA_RETURN_IF_ERROR(check_split_request(request, kFormats));
+  CHIASMA_RETURN_IF_ERROR(check_vector_strides(request.problem));
+  // Its registers are full.
+  if (request.problem.selection.length_stride_s != 0) {
+    return unsupported("it takes one topk_length a request, here every query token has its own");
+  }
   if (!request.problem.q_is_one_tensor) return unsupported("it reads queries from one tensor, these have q_rope");
   return {};
 }

@@ -8,7 +8,7 @@
 
 namespace chiasma::sm90_sparse_fp8 {
 
-// What every kernel of its kind needs, and a query in one tensor.
+// What every kernel of its kind needs, a query in one tensor of whole vectors, and one length a request.
 Status check(const PlanRequest& request);
 // With up to 64 heads the second block of a cluster would multiply zeros.
 bool suits_crossover(const PlanRequest& request);

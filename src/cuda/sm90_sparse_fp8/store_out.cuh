@@ -40,7 +40,7 @@ __device__ __forceinline__ Normalization normalize(float reference, float sum) {
 
 // One of the thread's two heads (r = 0 or 1): this warpgroup's 256 columns, which start at `columns`.
 __device__ __forceinline__ void store_row_bf16(const OutputTile (&output)[kOutputTiles], bf16_t* columns,
-                                               float multiplier, int r, int lane, bool store) {
+                                               float multiplier, bool is_empty, int r, int lane, bool store) {
 #pragma unroll
   for (int tile = 0; tile < kOutputTiles; ++tile) {
 #pragma unroll
@@ -49,7 +49,8 @@ __device__ __forceinline__ void store_row_bf16(const OutputTile (&output)[kOutpu
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int at = (j + i) * 4 + 2 * r;
-        words[i] = ptx::pack_bf162(output[tile][at] * multiplier, output[tile][at + 1] * multiplier);
+        // Of an empty row what was accumulated does not count, be it NaN.
+        words[i] = is_empty ? 0 : ptx::pack_bf162(output[tile][at] * multiplier, output[tile][at + 1] * multiplier);
       }
       const uint4 packed = transpose_quad(words[0], words[1], words[2], words[3], lane);
       if (store) *reinterpret_cast<uint4*>(columns + tile * kTileColumns + (j + lane % 4) * 8) = packed;
@@ -102,7 +103,7 @@ __device__ __forceinline__ void store_out(const OutputTile (&output)[kOutputTile
       }
       bf16_t* columns = problem.out + work.request * problem.out_stride_b + work.query_token * problem.out_stride_s +
                         head * problem.out_stride_h + warpgroup * kColumnsPerWarpgroup;
-      store_row_bf16(output, columns, result.multiplier, r, lane, exists);
+      store_row_bf16(output, columns, result.multiplier, result.lse == -INFINITY, r, lane, exists);
     } else if (exists) {
       const std::int64_t at = work.piece.slot * problem.h_q + head;
       if (writes_lse) params.part_lse[at] = result.lse;

@@ -30,8 +30,8 @@ __device__ __forceinline__ bool next_work(const Params& params, std::int32_t gro
   const Selection& selection = params.problem.selection;
   work->valid_entries = static_cast<std::int32_t>(selection.topk);
   if (selection.length != nullptr) {
-    const std::int32_t length =
-        selection.length[work->request * selection.length_stride_b + work->query_token * selection.length_stride_s];
+    // One for all query tokens of a request, see check().
+    const std::int32_t length = selection.length[work->request * selection.length_stride_b];
     work->valid_entries = min(max(length, 0), work->valid_entries);
   }
   const std::int32_t needed = (work->valid_entries + kBlockTokens - 1) / kBlockTokens;

@@ -37,9 +37,10 @@ inline constexpr std::array<tile::Need, 13> kNeeds = {{
 // What must fit whatever the stages do; smem_plan.h and config.h hold the exact sums.
 inline constexpr int kRegistersPerSm = 65536;
 static_assert(kLaunchRegisters * kThreads <= kRegistersPerSm);
-inline constexpr int kSharedBulkBytes = kMaxHeadsPerCta * v32::kKeyDim * 2 +
-                                        Config<KvFormat::v32, kMaxHeadsPerCta>::kStages * kBlockTokens * v32::kRowBytes +
-                                        kMathGroups * kMaxHeadsPerCta * kBlockTokens * 2;  // Q, rows, P
+inline constexpr int kSharedBulkBytes =
+    kMaxHeadsPerCta * v32::kKeyDim * 2 +
+    Config<KvFormat::v32, kMaxHeadsPerCta>::kStages * kBlockTokens * v32::kRowBytes +
+    kMathGroups * kMaxHeadsPerCta * kBlockTokens * 2;  // Q, rows, P
 static_assert(kSharedBulkBytes <= 227 * 1024);
 
 }  // namespace chiasma::sm90_sparse_fp8_direct

@@ -80,8 +80,11 @@ struct Rows {
 };
 
 // kHeads: columns of both products, 8, 16, 32 or 64. More heads are several thread blocks.
-template <KvFormat kKvFormat, int kHeadsPerCta>
+// kWithVectors: queries and outputs lie in multiples of 16 bytes. PERF: what reads and writes them number by number is
+// a kernel of its own, since as a branch it made the others 2 to 3 % slower (H200, 2026-12-01).
+template <KvFormat kKvFormat, int kHeadsPerCta, bool kWithVectors = true>
 struct Config : Rows<kKvFormat> {
+  static constexpr bool kVectors = kWithVectors;
   static constexpr int kHeads = kHeadsPerCta;
   // Blocks of rows in shared memory: as many as fit beside the query.
   static constexpr int kStages = kHeadsPerCta == 64 ? 3 : 4;
@@ -90,6 +93,8 @@ struct Config : Rows<kKvFormat> {
   static constexpr int kGatherRegisters = kHeadsPerCta != 64 ? 72 : Rows<kKvFormat>::kHasSecondCache ? 56 : 40;
   static_assert(kMathGroups * kMathRegisters + kGatherRegisters <= kRoles * kLaunchRegisters);
 };
+// Of that kernel, whatever the plan says.
+inline constexpr int kHeadsPerCtaByNumbers = 16;
 inline constexpr int kMinHeadsPerCta = 8;
 inline constexpr int kMaxHeadsPerCta = 64;
 
@@ -109,12 +114,13 @@ inline constexpr float kMostUnit = 0x1p115f;
 // Tokens of other units need care: see FarSums.
 inline constexpr float kNearUnitExponent = 45.0f;
 
-// Scales that are powers of two need no unit while the largest of a token is within these bounds: then scales are exact
-// in f16, codes times them stay below its limit, and what falls below 2^-25 is less than 2^-23 of the token's largest
-// number. Biased exponents.
-inline constexpr std::uint32_t kLeastPlainExponent = 127 - 9;
+// Scales that are powers of two need no unit while all of a token's are within these bounds: then they are normal f16
+// numbers, and codes times them are f16 numbers too. Biased exponents.
+inline constexpr std::uint32_t kLeastPlainExponent = 127 - 14;
 inline constexpr std::uint32_t kMostPlainExponent = 127 + 7;
-// The same for rotary values that are values as well, as bf16 bits without sign: below 2^15.
+// The same for the largest of the values that are no codes, as bf16 bits without sign: f16 then rounds them no worse
+// than bf16 does, relative to that largest.
+inline constexpr std::uint32_t kLeastPlainBf16 = (127 - 10) << 7;
 inline constexpr std::uint32_t kMostPlainBf16 = (127 + 15) << 7;
 
 // Scales of neighbouring tiles that are further apart than this could let the sums of QK leave float32: ratios are

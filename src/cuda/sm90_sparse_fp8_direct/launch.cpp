@@ -35,7 +35,7 @@ class Plan final : public SplitPlan {
 
  private:
   Status launch(const SplitParams& given, void* stream) const override {
-    const Launch launch{heads_per_block(), device(), num_thread_blocks(), stream};
+    const Launch launch{heads_per_block(), device(), num_groups(), stream};
     SplitParams params = given;
     // One scale of all keys is one of all scores.
     params.problem.sm_scale *= params.problem.kv.scale;

@@ -8,8 +8,8 @@ namespace chiasma::sm90_sparse_fp8_direct {
 struct Launch {
   int heads_per_block;
   std::int32_t device;  // the current one
-  unsigned num_thread_blocks;
-  void* stream;  // cudaStream_t
+  unsigned num_groups;  // of thread blocks that share rows
+  void* stream;         // cudaStream_t
 };
 
 template <KvFormat kFormat>

@@ -96,37 +96,71 @@ __device__ __forceinline__ void store_row(const LaneChunks<Config>& chunks, Smem
   if (lane == 0) smem.head[row] = {fminf(fmaxf(factor, -FLT_MAX), FLT_MAX), 0.0f};
 }
 
+// The same from any address.
+__device__ __forceinline__ uint4 load_chunk_by_numbers(const bf16_t* row, int chunk, bool exists) {
+  if (!exists) return make_uint4(0, 0, 0, 0);
+  std::uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const auto* pair = reinterpret_cast<const std::uint16_t*>(row) + chunk * tile::kChunkColumns + 2 * i;
+    words[i] = __ldg(pair) | static_cast<std::uint32_t>(__ldg(pair + 1)) << 16;
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// A warp's rows of the query as one of its lanes sees them.
+template <typename Config>
+struct LaneRows {
+  static constexpr bool kRopeIsThird = kLaneChunks<Config> == 3;
+  const bf16_t* first;  // of the lane's first two chunks
+  std::int64_t first_stride;
+  const bf16_t* rope;  // of the third
+  std::int64_t rope_stride;
+  int num_rows, lane;
+
+  __device__ LaneRows(const DecodeProblem& problem, const Work& work, int head, int lane_id)
+      : first(query_of(problem, work, head)),
+        first_stride(problem.q_stride_h),
+        rope(query_rope_of(problem, work, head)),
+        rope_stride(problem.q_rope_stride_h),
+        num_rows(problem.h_q - head),
+        lane(lane_id) {
+    if constexpr (!kRopeIsThird) {
+      // The last lanes' chunks are the rotary ones.
+      constexpr int kFirstRopeLane = kWarpThreads - kRopeLanes / 2;
+      if (lane < kFirstRopeLane) return;
+      first = rope - (Config::kTraits.key_dim() - kRopeDim);
+      first_stride = rope_stride;
+    }
+  }
+
+  template <typename Load>
+  __device__ __forceinline__ void load_first(LaneChunks<Config>& chunks, int row, Load&& load) const {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) chunks[n] = load(first + row * first_stride, 2 * lane + n, row < num_rows);
+  }
+  template <typename Load>
+  __device__ __forceinline__ void load_third(LaneChunks<Config>& chunks, int row, Load&& load) const {
+    if constexpr (kRopeIsThird) {
+      chunks[2] = load(rope + row * rope_stride, lane, row < num_rows && lane < kRopeLanes);
+    }
+  }
+};
+
 // warp: among all math warps.
 template <typename Config>
 __device__ __forceinline__ void load_q(const DecodeProblem& problem, SmemPlan<Config>& smem, const Work& work,
                                        int first_head, int warp, int lane) {
   constexpr int kRowsPerWarp = Config::kHeads / kMathWarps;
   const int first = warp * kRowsPerWarp;
-  const int num_rows = problem.h_q - (first_head + first);
-  // PERF: all loads on their way together; one pointer at a time, since registers are few.
+  const LaneRows<Config> rows(problem, work, first_head + first, lane);
+  // All loads on their way together. PERF: one pointer at a time, since registers are few.
+  constexpr auto kLoad = Config::kVectors ? load_chunk : load_chunk_by_numbers;
   LaneChunks<Config> chunks[kRowsPerWarp];
-  const bf16_t* query = query_of(problem, work, first_head + first);
-  std::int64_t stride = problem.q_stride_h;
-  if constexpr (kLaneChunks<Config> == 2) {
-    // The last lanes' chunks are the rotary ones.
-    constexpr int kFirstRopeLane = kWarpThreads - kRopeLanes / 2;
-    if (lane >= kFirstRopeLane) {
-      query = query_rope_of(problem, work, first_head + first) - (Config::kTraits.key_dim() - kRopeDim);
-      stride = problem.q_rope_stride_h;
-    }
-  }
 #pragma unroll
-  for (int i = 0; i < kRowsPerWarp; ++i) {
+  for (int i = 0; i < kRowsPerWarp; ++i) rows.load_first(chunks[i], i, kLoad);
 #pragma unroll
-    for (int n = 0; n < 2; ++n) chunks[i][n] = load_chunk(query + i * stride, 2 * lane + n, i < num_rows);
-  }
-  if constexpr (kLaneChunks<Config> == 3) {
-    const bf16_t* rope = query_rope_of(problem, work, first_head + first);
-#pragma unroll
-    for (int i = 0; i < kRowsPerWarp; ++i) {
-      chunks[i][2] = load_chunk(rope + i * problem.q_rope_stride_h, lane, i < num_rows && lane < kRopeLanes);
-    }
-  }
+  for (int i = 0; i < kRowsPerWarp; ++i) rows.load_third(chunks[i], i, kLoad);
 #pragma unroll
   for (int i = 0; i < kRowsPerWarp; ++i) store_row<Config>(chunks[i], smem, problem.sm_scale, first + i, lane);
 }

@@ -111,10 +111,18 @@ class MathGroup {
       // PERF: loaded a pair before they are needed, since a warp waits for its loads in order.
       const int token = warp_ * kTokensPerWarp + ptx::lane_id_here() % kTokensPerWarp;
       if (pair == 1) scales.load(smem_.rows[stage], token);
-      if (pair == 2 && ptx::lane_id_here() < kTokensPerWarp) {
-        scales.prepare(smem_.factors[group_], smem_.value_scales[stage], smem_.valid[stage][token], token);
+      constexpr int kBegin = 2;
+      if (pair == kBegin && ptx::lane_id_here() < kTokensPerWarp) {
+        scales.begin(smem_.factors[group_], smem_.value_scales[stage], smem_.valid[stage][token], token);
       }
-      if (pair == 3) __syncwarp();
+      if constexpr (TokenScales<Config>::kRounds > 0) {
+        static_assert(kBegin + TokenScales<Config>::kRounds < kScorePairs<Config>);
+        const int round = pair - kBegin - 1;
+        if (round >= 0 && round < TokenScales<Config>::kRounds && ptx::lane_id_here() < kTokensPerWarp) {
+          scales.go_on(smem_.value_scales[stage], round, token);
+        }
+      }
+      if (pair == kBegin + 1) __syncwarp();
       if (pair == kScorePairs<Config> - 1) {
         const float* unit = &smem_.factors[group_].unit[warp_ * kTokensPerWarp + ptx::lane_id_here() / 4];
         units[0] = unit[0];
@@ -139,7 +147,9 @@ class MathGroup {
       const int head = warp_ * kWarpThreads + ptx::lane_id_here();
       if (head < Config::kHeads) smem_.far_reference[head] = piece.seen_valid ? 0.0f : -INFINITY;
     }
-    const bool raise = any_of_group(most > (piece.seen_valid ? kLazyRaiseLog2 : -INFINITY));
+    // The first valid tokens count as such even if all their scores are NaN.
+    const bool has_valid = units[0] != -INFINITY || units[1] != -INFINITY;
+    const bool raise = any_of_group(piece.seen_valid ? most > kLazyRaiseLog2 : has_valid);
     if (is_first_thread()) {
       const bool seen_valid = piece.seen_valid || raise;
       smem_.piece = {seen_valid, far_sums, seen_valid && !far_sums ? kLazyRaiseLog2 : -INFINITY};
@@ -236,7 +246,8 @@ class MathGroup {
     const PieceState piece = smem_.piece;
     const float far = piece.far_sums ? smem_.far_reference[row] : 0.0f;
     *lse = piece.seen_valid ? (smem_.head[row].reference + far + log2f(sum)) * std::numbers::ln2_v<float> : -INFINITY;
-    float multiplier = piece.seen_valid ? exp2f(-far) / sum : 0.0f;
+    if (!piece.seen_valid) return kNothingValid;
+    float multiplier = exp2f(-far) / sum;
     if constexpr (Config::kTraits.scale_type == ScaleType::cache) multiplier *= problem.kv.scale;
     const int head = smem_.first_head + row;
     const bool has_sink =

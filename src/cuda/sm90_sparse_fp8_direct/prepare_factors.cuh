@@ -24,7 +24,8 @@ __device__ __forceinline__ std::uint16_t half_bits(float value) {
   return __half_as_ushort(__float2half_rn(value));
 }
 
-// What a token's scales say. unit() is what is taken out of them before PV and put into the token's probability.
+// What a token's scales say. unit() is what is taken out of them before PV and put into the token's probability. After
+// begin() value scales follow in kRounds calls of go_on(), since QK goes on meanwhile and its warps work in order.
 template <typename Config, Scaling kScaling = Config::kScaling>
 struct TokenScales;
 
@@ -42,8 +43,8 @@ struct TokenScales<Config, Scaling::ratios> {
     return clamp_unit(most * (1.0f / kScaleTarget));
   }
 
-  __device__ void prepare(ScoreFactors<Config>& factors, ValueScales<Config>& value_scales, bool valid,
-                          int token) const {
+  static constexpr int kRounds = 0;
+  __device__ void begin(ScoreFactors<Config>& factors, ValueScales<Config>& value_scales, bool valid, int token) {
     const float own_unit = unit();
     const float inverse = ptx::reciprocal_ftz(own_unit);
     const float values[kTiles] = {scales.x, scales.y, scales.z, scales.w};
@@ -90,20 +91,28 @@ struct TokenScales<Config, Scaling::operands> {
     return word[tile / 4] >> tile % 4 * 8 & 0xffu;
   }
 
-  __device__ std::uint32_t most_exponent() const {
+  // Of all tiles: `combine` of packed bytes, which leaves `neutral` alone.
+  template <typename Combine>
+  __device__ std::uint32_t over_tiles(std::uint32_t neutral, Combine&& combine) const {
     std::uint32_t packed = word[0];
 #pragma unroll
     for (int i = 1; i < kWords; ++i) {
       // The bytes behind the last scale are nobody's.
-      const int in_word = kTiles - 4 * i;
-      packed = __vmaxu4(packed, in_word >= 4 ? word[i] : word[i] & ((1u << in_word * 8) - 1u));
+      const std::uint32_t own = kTiles >= 4 * i + 4 ? 0xffffffffu : (1u << (kTiles - 4 * i) * 8) - 1u;
+      packed = combine(packed, (word[i] & own) | (neutral & ~own));
     }
-    packed = __vmaxu4(packed, packed >> 16);
-    return max(packed & 0xffu, packed >> 8 & 0xffu);
+    packed = combine(packed, packed >> 16 | packed << 16);
+    return combine(packed, packed >> 8 | packed << 24) & 0xffu;
+  }
+  __device__ std::uint32_t most_exponent() const {
+    return over_tiles(0, [](std::uint32_t a, std::uint32_t b) { return __vmaxu4(a, b); });
+  }
+  __device__ std::uint32_t least_exponent() const {
+    return over_tiles(0xffffffffu, [](std::uint32_t a, std::uint32_t b) { return __vminu4(a, b); });
   }
   __device__ bool is_plain() const {
-    const std::uint32_t most = most_exponent();
-    return most >= kLeastPlainExponent && most <= kMostPlainExponent && most_bf16 < kMostPlainBf16;
+    const bool bf16_is_plain = most_bf16 == 0 || (most_bf16 >= kLeastPlainBf16 && most_bf16 < kMostPlainBf16);
+    return least_exponent() >= kLeastPlainExponent && most_exponent() <= kMostPlainExponent && bf16_is_plain;
   }
 
   __device__ float unit() const {
@@ -115,19 +124,31 @@ struct TokenScales<Config, Scaling::operands> {
     return clamp_unit(fmaxf(for_codes, for_bf16));
   }
 
-  __device__ void prepare(ScoreFactors<Config>& factors, ValueScales<Config>& value_scales, bool valid,
-                          int token) const {
-    const bool plain = is_plain();
-    const float inverse = plain ? 1.0f : ptx::reciprocal_ftz(unit());
-#pragma unroll
-    for (int tile = 0; tile < Config::kValueTilesScaled; ++tile) {
-      const float scale =
-          plain ? __uint_as_float(exponent(tile) << 23) : ue8m0_to_float(static_cast<std::uint8_t>(exponent(tile)));
-      value_scales.code[tile][token] = half_bits(scale * inverse);
-    }
+  static constexpr int kTilesAtOnce = 2;
+  static constexpr int kRounds = (Config::kValueTilesScaled + kTilesAtOnce - 1) / kTilesAtOnce;
+
+  __device__ void begin(ScoreFactors<Config>& factors, ValueScales<Config>& value_scales, bool valid, int token) {
+    plain = is_plain();
+    inverse = plain ? 1.0f : ptx::reciprocal_ftz(unit());
     if constexpr (Config::kHasBf16Values) value_scales.bf16[token] = inverse;
     factors.unit[token] = !valid ? -INFINITY : plain ? 0.0f : NAN;
   }
+
+  __device__ void go_on(ValueScales<Config>& value_scales, int round, int token) const {
+#pragma unroll
+    for (int i = 0; i < kTilesAtOnce; ++i) {
+      const int tile = round * kTilesAtOnce + i;
+      if (tile >= Config::kValueTilesScaled) continue;
+      // A normal f16 number has its exponent 112 lower.
+      std::uint32_t code = (exponent(tile) - (127 - 15)) << 10;
+      if (!plain) code = half_bits(ue8m0_to_float(static_cast<std::uint8_t>(exponent(tile))) * inverse);
+      value_scales.code[tile][token] = static_cast<std::uint16_t>(code);
+    }
+  }
+
+ private:
+  bool plain;
+  float inverse;
 };
 
 // The cache's one scale is elsewhere.
@@ -135,8 +156,8 @@ template <typename Config>
 struct TokenScales<Config, Scaling::none> {
   __device__ void load(const RowBlock<Config>& /*block*/, int /*token*/) {}
   __device__ float unit() const { return 1.0f; }
-  __device__ void prepare(ScoreFactors<Config>& factors, ValueScales<Config>& /*value_scales*/, bool valid,
-                          int token) const {
+  static constexpr int kRounds = 0;
+  __device__ void begin(ScoreFactors<Config>& factors, ValueScales<Config>& /*value_scales*/, bool valid, int token) {
     factors.unit[token] = valid ? 0.0f : -INFINITY;
   }
 };

@@ -9,21 +9,34 @@
 
 namespace chiasma::sm90_sparse_fp8_direct {
 
+// In place of a multiplier: no token counts, and what was accumulated, be it NaN, does not either.
+inline constexpr float kNothingValid = -0.0f;
+
 template <int kHeads>
 struct LaneColumns {
   float value[kColumnsPerThread];
 
   // Head 8 j + 2 (lane % 4) + c.
   __device__ LaneColumns(const OutputTiles<kHeads>& output, int j, int c, float multiplier) {
+    const bool is_empty = __float_as_uint(multiplier) == __float_as_uint(kNothingValid);
 #pragma unroll
     for (int column = 0; column < kColumnsPerThread; ++column) {
-      value[column] = output[column / 2][4 * j + column % 2 * 2 + c] * multiplier;
+      value[column] = is_empty ? 0.0f : output[column / 2][4 * j + column % 2 * 2 + c] * multiplier;
     }
   }
   __device__ void store(bf16_t* to) const {
     *reinterpret_cast<uint4*>(to) =
         make_uint4(ptx::pack_bf162(value[0], value[1]), ptx::pack_bf162(value[2], value[3]),
                    ptx::pack_bf162(value[4], value[5]), ptx::pack_bf162(value[6], value[7]));
+  }
+  // The same to any address.
+  __device__ void store_by_numbers(bf16_t* to) const {
+#pragma unroll
+    for (int i = 0; i < kColumnsPerThread; i += 2) {
+      const std::uint32_t pair = ptx::pack_bf162(value[i], value[i + 1]);
+      to[i].bits = static_cast<std::uint16_t>(pair);
+      to[i + 1].bits = static_cast<std::uint16_t>(pair >> 16);
+    }
   }
   // To where the lane's own columns go, once lanes have swapped halves.
   __device__ void store(float* to) const {
@@ -75,7 +88,12 @@ __device__ __forceinline__ void store_out(const OutputTiles<Config::kHeads>& out
   const int lane = ptx::lane_id_here();
   bf16_t* own = out + warp_column + lane / 4 * kColumnsPerThread;
   visit_rows<Config>(output, multiplier, lane, [&](int row, const LaneColumns<Config::kHeads>& columns) {
-    if (row < num_heads) columns.store(own + row * out_stride);
+    if (row >= num_heads) return;
+    if constexpr (Config::kVectors) {
+      columns.store(own + row * out_stride);
+    } else {
+      columns.store_by_numbers(own + row * out_stride);
+    }
   });
 }
 template <typename Config>
