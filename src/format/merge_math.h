@@ -46,9 +46,9 @@ CHIASMA_HOST_DEVICE inline double exp(double x) {
   const double power = add(add(multiply(x, kLog2E), kRounder), -kRounder);
   const double rest = add(add(x, -multiply(power, kLn2High)), -multiply(power, kLn2Low));
   // Its Taylor series: |rest| <= ln 2 / 2, so that the first term left out is below 2^-57.
-  constexpr double kOneOverFactorial[] = {1.0,           1.0,            1.0 / 2,         1.0 / 6,         1.0 / 24,
-                                          1.0 / 120,     1.0 / 720,      1.0 / 5040,      1.0 / 40320,     1.0 / 362880,
-                                          1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
+  constexpr double kOneOverFactorial[] = {
+      1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
+      1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
   constexpr int kTerms = static_cast<int>(sizeof(kOneOverFactorial) / sizeof(double)) - 1;
   double sum = kOneOverFactorial[kTerms];
 #ifdef __CUDA_ARCH__
