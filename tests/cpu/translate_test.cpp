@@ -2,6 +2,7 @@
 // other, to ranks and pages.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <random>
@@ -56,9 +57,9 @@ class Translation {
     std::mt19937_64 random(17);
     for (std::int64_t n = 0; n < kRequests * (rule.max_pages + 1); ++n) {
       const auto any = static_cast<std::int32_t>(random() % 1000);
-      table_.push_back(any % 10 == 0   ? -1 - any
-                       : any % 10 == 1 ? static_cast<std::int32_t>(kMaxInt32 / rule.page) + any % 3
-                                       : any);
+      // Some are no page, some have slots on both sides of what int32 holds.
+      const std::int64_t edge = std::min(kMaxInt32, kMaxInt32 / rule.page + any % 3);
+      table_.push_back(any % 10 == 0 ? -1 - any : any % 10 == 1 ? static_cast<std::int32_t>(edge) : any);
     }
     // Every token once with what is around them, and numbers of any size.
     const std::int64_t tokens = (rule.max_pages * rule.page + rule.interleave) * rule.world;

@@ -1,20 +1,22 @@
-// gather_dequantize and dequantize: stored rows to float32 or bf16 rows. A warp a row, 16 neighbouring columns a lane.
+// gather_dequantize and dequantize: stored rows to float32 or bf16 rows, a warp a row.
+#include <cuda_fp16.h>
+
 #include "cuda/cache/rows.cuh"
+#include "cuda/ptx/convert.cuh"
 
 namespace chiasma::gpu {
 namespace {
 
-// Where rows go.
-struct Target {
-  void* kv;
-  bool is_bf16;
-};
+// Rows are moved in vectors of as many columns as 16 bytes of kv hold. Lane l takes every 32nd from the l-th on, so
+// that a warp's loads and its stores are each one stretch of memory.
+template <bool kToBf16>
+struct Vector {
+  static constexpr int kColumns = kToBf16 ? 8 : 4;
 
-// 16 numbers of a stored row from `column` on, as float32. bits: of numbers that are stored as bf16, as they are.
-struct Numbers {
-  float value[kLaneColumns];
-  std::uint32_t bits[kLaneColumns / 2];
-  bool has_bits;
+  // As stored: kColumns codes with their scale, or kColumns bf16.
+  uint4 bits;
+  float scale;
+  bool is_codes;
 };
 
 template <KvFormat kFormat>
@@ -29,96 +31,112 @@ __device__ __forceinline__ float scale_of(const KvPool& pool, const std::byte* s
   }
 }
 
-__device__ __forceinline__ void load_bf16(Numbers& numbers, const std::byte* from) {
-  const uint4 first = __ldg(reinterpret_cast<const uint4*>(from));
-  const uint4 second = __ldg(reinterpret_cast<const uint4*>(from) + 1);
-  const std::uint32_t words[] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-#pragma unroll
-  for (int i = 0; i < kLaneColumns / 2; ++i) {
-    numbers.bits[i] = words[i];
-    numbers.value[2 * i] = __uint_as_float(words[i] << 16);
-    numbers.value[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+// kBytes: 4, 8 or 16, of which the pointer is a multiple.
+template <int kBytes>
+__device__ __forceinline__ uint4 load_bytes(const std::byte* from) {
+  if constexpr (kBytes == 16) return __ldg(reinterpret_cast<const uint4*>(from));
+  if constexpr (kBytes == 8) {
+    const uint2 words = __ldg(reinterpret_cast<const uint2*>(from));
+    return make_uint4(words.x, words.y, 0, 0);
   }
-  numbers.has_bits = true;
+  return make_uint4(__ldg(reinterpret_cast<const std::uint32_t*>(from)), 0, 0, 0);
 }
 
-template <KvFormat kFormat>
-__device__ __forceinline__ Numbers load_numbers(const KvPool& pool, const RowPlace& place, int column) {
+template <KvFormat kFormat, bool kToBf16>
+__device__ __forceinline__ Vector<kToBf16> load_vector(const KvPool& pool, const RowPlace& place, int column) {
   constexpr RowTraits kTraits = traits_of(kFormat);
-  Numbers numbers;
+  constexpr int kColumns = Vector<kToBf16>::kColumns;
   const std::byte* row = pool.data + place.row;
-  if constexpr (!kTraits.is_quantized()) {
-    load_bf16(numbers, row + 2 * column);
-  } else {
-    if (kTraits.bf16_columns > 0 && column >= kTraits.code_columns) {
-      load_bf16(numbers, row + kTraits.bf16_offset + 2 * (column - kTraits.code_columns));
-      return numbers;
+  if constexpr (kTraits.is_quantized()) {
+    if (kTraits.bf16_columns == 0 || column < kTraits.code_columns) {
+      return {load_bytes<kColumns>(row + column), scale_of<kFormat>(pool, pool.data + place.scales, column), true};
     }
-    const uint4 codes = __ldg(reinterpret_cast<const uint4*>(row + column));
-    const float scale = scale_of<kFormat>(pool, pool.data + place.scales, column);
-    const std::uint32_t words[] = {codes.x, codes.y, codes.z, codes.w};
-#pragma unroll
-    for (int i = 0; i < kLaneColumns; ++i) {
-      const auto code = static_cast<std::uint8_t>(words[i / 4] >> i % 4 * 8);
-      numbers.value[i] = with_one_nan(__fmul_rn(e4m3_to_float(code), scale));
-    }
-    numbers.has_bits = false;
   }
-  return numbers;
+  return {load_bytes<2 * kColumns>(row + kTraits.bf16_offset + 2 * (column - kTraits.code_columns)), 1.0f, false};
+}
+
+// Four codes times their scale. Codes are exact in f16, and so are f16 in float32: the product is what is rounded.
+__device__ __forceinline__ float4 dequantized(std::uint32_t codes, float scale) {
+  std::uint32_t low, high;
+  ptx::e4m3x4_to_half2x2(codes, low, high);
+  const float2 first = __half22float2(*reinterpret_cast<const __half2*>(&low));
+  const float2 second = __half22float2(*reinterpret_cast<const __half2*>(&high));
+  return make_float4(__fmul_rn(first.x, scale), __fmul_rn(first.y, scale), __fmul_rn(second.x, scale),
+                     __fmul_rn(second.y, scale));
+}
+
+__device__ __forceinline__ bool has_nan(const float4& numbers) {
+  return isnan(numbers.x) || isnan(numbers.y) || isnan(numbers.z) || isnan(numbers.w);
 }
 
 __device__ __forceinline__ std::uint32_t bf16_pair(float low, float high) {
   return to_bf16(low).bits | static_cast<std::uint32_t>(to_bf16(high).bits) << 16;
 }
 
+// Two words of bf16. PERF: the instruction rounds as to_bf16() does, but makes another NaN.
+__device__ __forceinline__ uint2 rounded(const float4& numbers) {
+  if (has_nan(numbers)) {
+    return make_uint2(bf16_pair(with_one_nan(numbers.x), with_one_nan(numbers.y)),
+                      bf16_pair(with_one_nan(numbers.z), with_one_nan(numbers.w)));
+  }
+  return make_uint2(ptx::pack_bf162(numbers.x, numbers.y), ptx::pack_bf162(numbers.z, numbers.w));
+}
+
+// 16 bytes of kv.
+__device__ __forceinline__ uint4 words_of(const Vector<true>& vector) {
+  if (!vector.is_codes) return vector.bits;
+  const uint2 first = rounded(dequantized(vector.bits.x, vector.scale));
+  const uint2 second = rounded(dequantized(vector.bits.y, vector.scale));
+  return make_uint4(first.x, first.y, second.x, second.y);
+}
+__device__ __forceinline__ uint4 words_of(const Vector<false>& vector) {
+  const uint4& bits = vector.bits;
+  if (!vector.is_codes) return make_uint4(bits.x << 16, bits.x & 0xffff0000u, bits.y << 16, bits.y & 0xffff0000u);
+  const float4 numbers = dequantized(bits.x, vector.scale);
+  return make_uint4(__float_as_uint(with_one_nan(numbers.x)), __float_as_uint(with_one_nan(numbers.y)),
+                    __float_as_uint(with_one_nan(numbers.z)), __float_as_uint(with_one_nan(numbers.w)));
+}
+
 template <bool kToBf16, bool kAligned>
-__device__ __forceinline__ void store_numbers(const Numbers& numbers, void* kv, std::int64_t element) {
-  if constexpr (kToBf16) {
-    std::uint32_t words[kLaneColumns / 2];
-#pragma unroll
-    for (int i = 0; i < kLaneColumns / 2; ++i) {
-      words[i] = numbers.has_bits ? numbers.bits[i] : bf16_pair(numbers.value[2 * i], numbers.value[2 * i + 1]);
-    }
-    auto* to = static_cast<std::uint16_t*>(kv) + element;
-    if constexpr (kAligned) {
-      reinterpret_cast<uint4*>(to)[0] = make_uint4(words[0], words[1], words[2], words[3]);
-      reinterpret_cast<uint4*>(to)[1] = make_uint4(words[4], words[5], words[6], words[7]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kLaneColumns; ++i) to[i] = static_cast<std::uint16_t>(words[i / 2] >> i % 2 * 16);
-    }
+__device__ __forceinline__ void store_words(const uint4& words, void* kv, std::int64_t element) {
+  constexpr int kBytes = kToBf16 ? 2 : 4;
+  auto* to = static_cast<std::byte*>(kv) + element * kBytes;
+  if constexpr (kAligned) {
+    *reinterpret_cast<uint4*>(to) = words;
   } else {
-    float* to = static_cast<float*>(kv) + element;
+    const std::uint32_t all[] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-    for (int i = 0; i < kLaneColumns; i += 4) {
-      if constexpr (kAligned) {
-        *reinterpret_cast<float4*>(to + i) =
-            make_float4(numbers.value[i], numbers.value[i + 1], numbers.value[i + 2], numbers.value[i + 3]);
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kToBf16) {
+        reinterpret_cast<std::uint16_t*>(to)[2 * i] = static_cast<std::uint16_t>(all[i]);
+        reinterpret_cast<std::uint16_t*>(to)[2 * i + 1] = static_cast<std::uint16_t>(all[i] >> 16);
       } else {
-        for (int n = i; n < i + 4; ++n) to[n] = numbers.value[n];
+        reinterpret_cast<std::uint32_t*>(to)[i] = all[i];
       }
     }
   }
 }
 
-// slot: outside of the cache for a row of zeros. element: of kv, where the row begins.
+// element: of kv, where the row begins. Without a place the row becomes zeros.
 template <KvFormat kFormat, bool kToBf16, bool kAligned>
-__device__ __forceinline__ void copy_row(const KvPool& pool, std::int64_t slot, void* kv, std::int64_t element,
-                                         int lane) {
-  constexpr int kExtraLanes = (traits_of(kFormat).key_dim() - kMainColumns) / kLaneColumns;
-  const bool exists = slot >= 0 && slot < pool.num_slots();
-  RowPlace place{};
-  if (exists) place = place_of<kFormat>(pool, slot);
-  Numbers main{};
-  Numbers extra{};
-  const int extra_column = kMainColumns + lane * kLaneColumns;
-  const bool has_extra = kExtraLanes > 0 && lane < kExtraLanes;
-  if (exists) {
-    main = load_numbers<kFormat>(pool, place, lane * kLaneColumns);
-    if (has_extra) extra = load_numbers<kFormat>(pool, place, extra_column);
+__device__ __forceinline__ void copy_row(const KvPool& pool, bool exists, const RowPlace& place, void* kv,
+                                         std::int64_t element, int lane) {
+  constexpr int kColumns = Vector<kToBf16>::kColumns;
+  constexpr int kVectors = traits_of(kFormat).key_dim() / kColumns;
+  constexpr int kOfLane = (kVectors + kWarp - 1) / kWarp;
+  const auto column_of = [&](int i) { return (i * kWarp + lane) * kColumns; };
+  const auto is_there = [&](int i) { return (i + 1) * kWarp <= kVectors || i * kWarp + lane < kVectors; };
+  // PERF: all loads are on their way before the first is waited for.
+  Vector<kToBf16> vectors[kOfLane];
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) {
+    vectors[i] = {make_uint4(0, 0, 0, 0), 0.0f, false};
+    if (exists && is_there(i)) vectors[i] = load_vector<kFormat, kToBf16>(pool, place, column_of(i));
   }
-  store_numbers<kToBf16, kAligned>(main, kv, element + lane * kLaneColumns);
-  if (has_extra) store_numbers<kToBf16, kAligned>(extra, kv, element + extra_column);
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) {
+    if (is_there(i)) store_words<kToBf16, kAligned>(words_of(vectors[i]), kv, element + column_of(i));
+  }
 }
 
 __device__ __forceinline__ std::int64_t load_integer(const IntegerView& view, std::int64_t index) {
@@ -130,9 +148,16 @@ __device__ __forceinline__ std::int64_t load_integer(const IntegerView& view, st
 template <KvFormat kFormat, bool kToBf16, bool kAligned>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     gather_slots_kernel(const __grid_constant__ GatherProblem problem) {
+  const KvPool& pool = problem.cache;
+  const auto slot_of = [&](std::int64_t row) { return row < problem.rows ? load_integer(problem.slots, row) : -1; };
+  // PERF: a row's slot is on its way while the row before is worked on.
+  std::int64_t next = slot_of(first_row());
   for (std::int64_t row = first_row(); row < problem.rows; row += row_stride()) {
-    copy_row<kFormat, kToBf16, kAligned>(problem.cache, load_integer(problem.slots, row), problem.kv,
-                                         row * problem.kv_stride, threadIdx.x % kWarp);
+    const std::int64_t slot = next;
+    next = slot_of(row + row_stride());
+    const bool exists = slot >= 0 && slot < pool.num_slots();
+    const RowPlace place = exists ? place_of<kFormat>(pool, paged_token(slot, pool.page_size)) : RowPlace{};
+    copy_row<kFormat, kToBf16, kAligned>(pool, exists, place, problem.kv, row * problem.kv_stride, threadIdx.x % kWarp);
   }
 }
 
@@ -140,18 +165,20 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
 template <KvFormat kFormat, bool kToBf16, bool kAligned>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     gather_pages_kernel(const __grid_constant__ GatherProblem problem) {
-  const std::int64_t page_size = problem.cache.page_size;
+  const KvPool& pool = problem.cache;
   for (std::int64_t request = blockIdx.y; request < problem.b; request += gridDim.y) {
-    const std::int64_t most = problem.max_pages * page_size;
+    const std::int64_t most = problem.max_pages * pool.page_size;
     const std::int64_t given = __ldg(problem.seq_lens + request * problem.seq_lens_stride);
     const std::int64_t length = given < 0 ? 0 : given < most ? given : most;
     const std::int64_t start = load_integer(problem.starts, request);
     if (start >= problem.rows || start <= -length) continue;
     const std::int64_t last = length < problem.rows - start ? length : problem.rows - start;
     for (std::int64_t token = (start < 0 ? -start : 0) + first_row(); token < last; token += row_stride()) {
-      const std::int64_t page = __ldg(problem.block_table + request * problem.block_table_stride + token / page_size);
-      const std::int64_t slot = page < 0 ? -1 : page * page_size + token % page_size;
-      copy_row<kFormat, kToBf16, kAligned>(problem.cache, slot, problem.kv, (start + token) * problem.kv_stride,
+      const PagedToken entry = paged_token(token, pool.page_size);
+      const std::int64_t page = __ldg(problem.block_table + request * problem.block_table_stride + entry.page);
+      const bool exists = page >= 0 && page < pool.num_pages;
+      const RowPlace place = exists ? place_of<kFormat>(pool, PagedToken{page, entry.offset}) : RowPlace{};
+      copy_row<kFormat, kToBf16, kAligned>(pool, exists, place, problem.kv, (start + token) * problem.kv_stride,
                                            threadIdx.x % kWarp);
     }
   }
@@ -160,12 +187,12 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
 template <KvFormat kFormat, bool kToBf16, bool kAligned>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     dequantize_kernel(const __grid_constant__ DequantizeProblem problem) {
-  const std::int64_t page_size = problem.cache.page_size;
-  for (std::int64_t slot = first_row(); slot < problem.cache.num_slots(); slot += row_stride()) {
-    const std::int64_t page = slot / page_size;
-    copy_row<kFormat, kToBf16, kAligned>(
-        problem.cache, slot, problem.kv,
-        page * problem.kv_stride_page + (slot - page * page_size) * problem.kv_stride_token, threadIdx.x % kWarp);
+  const KvPool& pool = problem.cache;
+  for (std::int64_t slot = first_row(); slot < pool.num_slots(); slot += row_stride()) {
+    const PagedToken token = paged_token(slot, pool.page_size);
+    copy_row<kFormat, kToBf16, kAligned>(pool, true, place_of<kFormat>(pool, token), problem.kv,
+                                         token.page * problem.kv_stride_page + token.offset * problem.kv_stride_token,
+                                         threadIdx.x % kWarp);
   }
 }
 

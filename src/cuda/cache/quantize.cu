@@ -154,7 +154,7 @@ __device__ __forceinline__ int quantize_row(const QuantizeProblem& problem, std:
   constexpr RowTraits kTraits = traits_of(kFormat);
   constexpr int kRopeBegin = kTraits.key_dim() - kRopeDim;
   constexpr int kExtraLanes = (kTraits.key_dim() - kMainColumns) / kLaneColumns;
-  const RowPlace place = place_of<kFormat>(problem.pool, slot);
+  const RowPlace place = place_of<kFormat>(problem.pool, paged_token(slot, problem.pool.page_size));
   std::byte* row = problem.cache + place.row;
   std::byte* scales = problem.cache + place.scales;
 

@@ -1,4 +1,4 @@
-// What the kernels over rows of a cache share: a warp a row, 16 neighbouring columns a lane.
+// What the kernels over rows of a cache share: a warp a row, 16 columns a lane.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -37,22 +37,29 @@ struct RowPlace {
   std::int64_t row;     // bytes from the pool's start
   std::int64_t scales;  // likewise, where there are any
 };
-template <KvFormat kFormat>
-__device__ __forceinline__ RowPlace place_of(const KvPool& pool, std::int64_t slot) {
-  constexpr RowTraits kTraits = traits_of(kFormat);
+
+// A token's place in a paged cache. Pages have fewer than 2^31 tokens.
+struct PagedToken {
   std::int64_t page, offset;
-  if (slot <= 0x7fffffff && pool.page_size <= 0x7fffffff) {
-    const auto size = static_cast<std::uint32_t>(pool.page_size);
-    const std::uint32_t number = static_cast<std::uint32_t>(slot) / size;
-    page = number;
-    offset = static_cast<std::uint32_t>(slot) - number * size;
-  } else {
-    page = slot / pool.page_size;
-    offset = slot - page * pool.page_size;
+};
+// PERF: a division of 64 bits takes a hundred instructions and more, so it is left to numbers that need it.
+__device__ __forceinline__ PagedToken paged_token(std::int64_t token, std::int64_t page_size) {
+  if (token <= 0x7fffffff) {
+    const auto size = static_cast<std::uint32_t>(page_size);
+    const std::uint32_t page = static_cast<std::uint32_t>(token) / size;
+    return {page, static_cast<std::uint32_t>(token) - page * size};
   }
-  const std::int64_t begin = page * pool.page_stride_bytes;
-  const std::int64_t row = begin + offset * kTraits.row_bytes;
-  const std::int64_t scales = kTraits.has_scale_plane() ? begin + plane_offset(kFormat, pool.page_size, offset) : row;
+  const std::int64_t page = token / page_size;
+  return {page, token - page * page_size};
+}
+
+template <KvFormat kFormat>
+__device__ __forceinline__ RowPlace place_of(const KvPool& pool, const PagedToken& token) {
+  constexpr RowTraits kTraits = traits_of(kFormat);
+  const std::int64_t begin = token.page * pool.page_stride_bytes;
+  const std::int64_t row = begin + token.offset * kTraits.row_bytes;
+  const std::int64_t scales =
+      kTraits.has_scale_plane() ? begin + plane_offset(kFormat, pool.page_size, token.offset) : row;
   return {row, scales + kTraits.scales_offset};
 }
 
