@@ -95,9 +95,9 @@ def _quantize_and_append(
     k_pe: Tensor | None,
     kv_cache: Tensor,
     slot_mapping: Tensor,
-    format: str | None = None,
-    scale: str = "pow2",
-    nonfinite_count: Tensor | None = None,
+    format: str | None,
+    scale: str,
+    nonfinite_count: Tensor | None,
     kv_scale: float | None = None,
 ) -> None:
     from . import _cache_ops as plain

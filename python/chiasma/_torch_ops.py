@@ -1,7 +1,8 @@
 """The calls as PyTorch operators, torch.ops.chiasma.*, with fake implementations: what torch.compile traces. Outside of
 it the plain functions are faster, and these lead to them.
 
-Each operator has the name of the function that it stands for; with "_out" it writes to the caller's tensors.
+Each operator has the name of the function that it stands for; with "_out" it writes to the caller's tensors. What an
+operator writes to has no default: PyTorch before 2.13 fails where such an argument is left out.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _decode_out(
     extra_topk_length: Tensor | None,
     out: Tensor,
     lse: Tensor,
-    workspace: Tensor | None = None,
+    workspace: Tensor | None,
     format: str | None = None,
     sm_scale: float | None = None,
     kernel_name: str | None = None,

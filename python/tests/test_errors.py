@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chiasma
-from reference import FORMATS, make_inputs
+from reference import FORMATS, make_inputs, move_cache
 
 B, S_Q, H_Q, TOPK, PAGES, PAGE = 2, 3, 4, 6, 5, 7
 UNTOUCHED = 2.0**100  # no result is that large
@@ -135,7 +135,7 @@ def test_other_device(name: str) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device: nothing of this was run on a GPU")
     arguments = good_for(name)
-    arguments[name] = arguments[name].to("cuda")
+    arguments[name] = move_cache(arguments[name], "cuda")  # with its strides
     refused(ValueError, "|".join(ALL_TENSORS) if name == "q" else name, "cuda", **arguments)
 
 
