@@ -45,14 +45,60 @@ std::vector<bf16_t> random_values(std::mt19937& generator, std::int64_t count) {
   return values;
 }
 
-std::vector<std::uint8_t> quantise(const AttentionExample& example, chiasma_scale_mode scale) {
-  const std::int64_t num_slots = example.kv_shape[0] * example.kv_shape[1];
-  std::vector<std::uint8_t> cache(static_cast<std::size_t>(num_slots) * v32::kRowBytes);
+chiasma_tensor kv_rows(const AttentionExample& example) {
+  return cpu_tensor(example.kv, CHIASMA_BFLOAT16, {example.kv_shape[0] * example.kv_shape[1], example.kv_shape[2]});
+}
+
+// Of numbers [..., from_columns], `columns` from the first-th on.
+std::vector<bf16_t> columns_of(const std::vector<bf16_t>& values, std::int64_t from_columns, std::int64_t first,
+                               std::int64_t columns) {
+  std::vector<bf16_t> kept;
+  kept.reserve(values.size() / static_cast<std::size_t>(from_columns) * static_cast<std::size_t>(columns));
+  for (auto row = values.begin(); row != values.end(); row += from_columns) {
+    kept.insert(kept.end(), row + first, row + first + columns);
+  }
+  return kept;
+}
+
+AttentionExample narrowed(const AttentionExample& example, const RowTraits& traits) {
+  const std::int64_t columns = traits.key_dim(), all = example.kv_shape[2];
+  if (columns == all) return example;
+  const std::int64_t first = traits.has_rope ? all - columns : 0;
+  AttentionExample narrow = example;
+  narrow.q = columns_of(example.q, all, first, columns);
+  narrow.kv = columns_of(example.kv, all, first, columns);
+  narrow.q_shape[3] = narrow.kv_shape[2] = columns;
+  return narrow;
+}
+
+double scale_of_cache(const AttentionExample& example) {
+  float most = 0;
+  for (const bf16_t value : example.kv) most = std::max(most, std::abs(to_float(value)));
+  return most / kE4m3Max;
+}
+
+struct StoredCache {
+  std::vector<std::byte> bytes;
+  chiasma_tensor tensor{};  // of them
+  double kv_scale = 0;
+};
+
+StoredCache quantise(const AttentionExample& example, CacheKind kind) {
+  const RowTraits traits = traits_of(static_cast<KvFormat>(kind.format));
+  const std::int64_t page_bytes = chiasma_kv_page_bytes(kind.format, example.kv_shape[1]);
+  StoredCache cache;
+  cache.bytes.resize(static_cast<std::size_t>(example.kv_shape[0] * page_bytes));
+  const std::int64_t shape[] = {example.kv_shape[0], example.kv_shape[1], chiasma_kv_width(kind.format)};
+  const chiasma_dtype dtype = traits.is_quantized() ? CHIASMA_UINT8 : CHIASMA_BFLOAT16;
+  cache.tensor = chiasma_contiguous(cache.bytes.data(), dtype, kCpu, 3, shape);
+  cache.tensor.stride[0] = page_bytes / (traits.is_quantized() ? 1 : 2);
+  if (traits.scale_type == ScaleType::cache) cache.kv_scale = scale_of_cache(example);
   chiasma_quantize_args args{};
-  args.format = CHIASMA_KV_V32;
-  args.scale = scale;
-  args.kv = cpu_tensor(example.kv, CHIASMA_BFLOAT16, {num_slots, example.kv_shape[2]});
-  args.kv_cache = cpu_tensor(cache, CHIASMA_UINT8, {example.kv_shape[0], example.kv_shape[1], v32::kRowBytes});
+  args.format = kind.format;
+  args.scale = kind.scale;
+  args.kv_scale = cache.kv_scale;
+  args.kv = kv_rows(example);
+  args.kv_cache = cache.tensor;
   check_status(chiasma_quantize(&args, nullptr), example.name);
   return cache;
 }
@@ -135,14 +181,16 @@ AttentionExample random_example() {
   return example;
 }
 
-ExampleResult work_through(const AttentionExample& example, chiasma_scale_mode scale, harness::Device& device,
+ExampleResult work_through(const AttentionExample& whole, CacheKind kind, harness::Device& device,
                            const std::string& kernel) {
-  const std::vector<std::uint8_t> cache = quantise(example, scale);
-  const std::vector<std::int64_t> cache_shape{example.kv_shape[0], example.kv_shape[1], v32::kRowBytes};
-  chiasma_decode_args args = decode_args(example, CHIASMA_KV_V32, cpu_tensor(cache, CHIASMA_UINT8, cache_shape));
+  const RowTraits traits = traits_of(static_cast<KvFormat>(kind.format));
+  const AttentionExample example = narrowed(whole, traits);
+  const StoredCache cache = quantise(example, kind);
+  chiasma_decode_args args = decode_args(example, kind.format, cache.tensor);
+  args.kv_scale = cache.kv_scale;
   const std::vector<DecodeTensor> inputs{
       {&chiasma_decode_args::q, example.q.size() * sizeof(bf16_t)},
-      {&chiasma_decode_args::kv_cache, cache.size()},
+      {&chiasma_decode_args::kv_cache, cache.bytes.size()},
       {&chiasma_decode_args::indices, example.indices.size() * sizeof(std::int32_t)},
   };
   ExampleResult result;
@@ -155,11 +203,13 @@ ExampleResult work_through(const AttentionExample& example, chiasma_scale_mode s
   args.lse = chiasma_contiguous(const_cast<std::byte*>(job.lse().data()), CHIASMA_FLOAT32, kCpu, 3, out_shape.data());
   const harness::KernelClass kernel_class = harness::class_of_kernel(result.kernel, device.id().kind);
   harness::Case spec;
-  spec.scale = scale;
+  spec.fmt = kind.format;
+  spec.scale = kind.scale;
   result.kernel_error = harness::check_decode(args, harness::tolerance_of(kernel_class, spec));
 
+  const chiasma_kv_format unquantised = traits.key_dim() == kMaxKeyDim ? CHIASMA_KV_BF16 : CHIASMA_KV_BF16_NOPE;
   const chiasma_decode_args exact =
-      decode_args(example, CHIASMA_KV_BF16, cpu_tensor(example.kv, CHIASMA_BFLOAT16, example.kv_shape));
+      decode_args(example, unquantised, cpu_tensor(example.kv, CHIASMA_BFLOAT16, example.kv_shape));
   compare_oracles(oracle_out(example, args), oracle_out(example, exact), &result);
   return result;
 }

@@ -32,6 +32,11 @@ AttentionExample real_example();
 // Normally distributed, with indices scattered over the whole cache and a tenth of them masked.
 AttentionExample random_example();
 
+struct CacheKind {
+  chiasma_kv_format format = CHIASMA_KV_V32;
+  chiasma_scale_mode scale = CHIASMA_SCALE_POW2;
+};
+
 struct ExampleResult {
   std::string kernel;
   double milliseconds = 0;            // of one decode call, the median of several
@@ -40,8 +45,10 @@ struct ExampleResult {
   double quantisation_mean = 0, quantisation_max = 0;
 };
 
-// Quantises to v32, decodes on `device` (kernel: empty for the best that fits), compares. Throws CommandError.
-ExampleResult work_through(const AttentionExample& example, chiasma_scale_mode scale, harness::Device& device,
+// Quantises, decodes on `device` (kernel: empty for the best that fits), compares. Formats of 512 columns take the last
+// 512, or the first where they have no rotary ones; a scale for the whole cache is the largest magnitude over 448.
+// Throws CommandError.
+ExampleResult work_through(const AttentionExample& example, CacheKind kind, harness::Device& device,
                            const std::string& kernel = {});
 
 }  // namespace chiasma::cli

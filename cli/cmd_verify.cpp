@@ -86,7 +86,7 @@ Outcome verify(const AttentionExample& example, chiasma_scale_mode scale, harnes
                const Options& options) {
   Outcome outcome;
   try {
-    const ExampleResult result = work_through(example, scale, device, options.kernel);
+    const ExampleResult result = work_through(example, {CHIASMA_KV_V32, scale}, device, options.kernel);
     outcome.kernel = result.kernel;
     outcome.report = result.kernel_error;
   } catch (const CommandError& error) {
