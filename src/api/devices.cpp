@@ -8,6 +8,7 @@
 
 #include "api/tensor_check.h"
 #include "cpu/decode.h"
+#include "cpu/threads.h"
 #ifdef CHIASMA_HAS_CUDA
 #include "cuda/runtime.h"
 #endif

@@ -47,7 +47,7 @@ std::unique_ptr<PlannedDecode> plan_cpu(const PlanRequest& request) {
 
 const std::array kKernels = {
     Kernel{{"cpu_simd", CHIASMA_CPU, "SIMD decode on the CPU in float32, exact scales",
-            "v32, v4 (with extra cache) and bf16 caches; 1..128 heads; every option; batch invariant by construction"},
+            "caches of every format; 1..128 heads; every option; batch invariant by construction"},
            check_cpu,
            nullptr,
            plan_cpu},

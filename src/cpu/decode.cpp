@@ -14,6 +14,7 @@
 
 #include "cpu/decode_kernels.h"
 #include "cpu/decode_workspace.h"
+#include "cpu/threads.h"
 
 namespace chiasma::cpu {
 namespace {
@@ -184,8 +185,9 @@ void decode_row(const DecodeProblem& problem, const DecodeSchedule& schedule, st
 
 void decode_whole_rows(const DecodeProblem& problem, const DecodeSchedule& schedule, const Workspace& workspace) {
   const std::int64_t num_rows = problem.num_rows();
-#pragma omp parallel num_threads(schedule.num_threads)
+#pragma omp parallel num_threads(team_size(schedule.num_threads))
   {
+    const DefaultFloatEnvironment environment;
     const ThreadScratch scratch = workspace.thread_scratch(omp_get_thread_num());
 #pragma omp for schedule(dynamic)
     for (std::int64_t row = 0; row < num_rows; ++row) decode_row(problem, schedule, row, scratch);
@@ -202,8 +204,9 @@ struct Wave {
 void attend_wave(const DecodeProblem& problem, const DecodeSchedule& schedule, const Wave& wave,
                  const Workspace& workspace) {
   const std::int64_t num_tasks = wave.num_rows() * wave.num_splits();
-#pragma omp parallel num_threads(schedule.num_threads)
+#pragma omp parallel num_threads(team_size(schedule.num_threads))
   {
+    const DefaultFloatEnvironment environment;
     const ThreadScratch scratch = workspace.thread_scratch(omp_get_thread_num());
     std::int64_t packed_row = -1;
 #pragma omp for schedule(dynamic)
@@ -221,17 +224,21 @@ void merge_wave(const DecodeProblem& problem, const DecodeSchedule& schedule, co
                 const Workspace& workspace) {
   const int num_groups = num_head_groups(problem.h_q);
   const std::int64_t num_tasks = wave.num_rows() * num_groups;
-#pragma omp parallel for schedule(static) num_threads(schedule.num_threads)
-  for (std::int64_t task = 0; task < num_tasks; ++task) {
-    const std::int64_t row_in_wave = task / num_groups;
-    const int group = static_cast<int>(task % num_groups);
-    const Partial merged = workspace.merged(row_in_wave).group(group);
-    if (wave.split_begin == 0) *merged.tokens = 0;
-    for (std::int64_t i = 0; i < wave.num_splits(); ++i) {
-      const RowPartial part = workspace.part(row_in_wave * wave.num_splits() + i);
-      merge_partials(part.group(group), merged, heads_of_group(problem.h_q, group));
+#pragma omp parallel num_threads(team_size(schedule.num_threads))
+  {
+    const DefaultFloatEnvironment environment;
+#pragma omp for schedule(static)
+    for (std::int64_t task = 0; task < num_tasks; ++task) {
+      const std::int64_t row_in_wave = task / num_groups;
+      const int group = static_cast<int>(task % num_groups);
+      const Partial merged = workspace.merged(row_in_wave).group(group);
+      if (wave.split_begin == 0) *merged.tokens = 0;
+      for (std::int64_t i = 0; i < wave.num_splits(); ++i) {
+        const RowPartial part = workspace.part(row_in_wave * wave.num_splits() + i);
+        merge_partials(part.group(group), merged, heads_of_group(problem.h_q, group));
+      }
+      if (wave.split_end == schedule.num_splits) store_group(problem, wave.row_begin + row_in_wave, group, merged);
     }
-    if (wave.split_end == schedule.num_splits) store_group(problem, wave.row_begin + row_in_wave, group, merged);
   }
 }
 
@@ -283,10 +290,6 @@ void run_decode(const DecodeProblem& problem, const DecodeSchedule& schedule, vo
 
 std::string simd_target() {
   return kernel_target();
-}
-
-int available_threads() {
-  return omp_get_max_threads();
 }
 
 }  // namespace chiasma::cpu

@@ -29,7 +29,4 @@ void run_decode(const DecodeProblem& problem, const DecodeSchedule& schedule, vo
 // The instruction set run_decode uses here, such as "AVX2".
 std::string simd_target();
 
-// Threads that the process may use.
-int available_threads();
-
 }  // namespace chiasma::cpu

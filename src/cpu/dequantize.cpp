@@ -3,6 +3,7 @@
 
 #include "cpu/cache_ops.h"
 #include "cpu/kv_rows.h"
+#include "cpu/threads.h"
 
 namespace chiasma::cpu {
 namespace {
@@ -52,11 +53,15 @@ void gather_request(const GatherProblem& problem, std::int64_t request) {
   if (start >= problem.rows || start <= -length) return;
   const std::int64_t first = std::max<std::int64_t>(0, -start);
   const std::int64_t last = std::min(length, problem.rows - start);
-#pragma omp parallel for if (last - first >= kMinParallelRows)
-  for (std::int64_t token = first; token < last; ++token) {
-    const std::int64_t page = problem.block_table[request * problem.block_table_stride + token / page_size];
-    const std::int64_t slot = page < 0 ? -1 : page * page_size + token % page_size;
-    gather_row(problem, slot, start + token);
+#pragma omp parallel num_threads(available_threads()) if (last - first >= kMinParallelRows)
+  {
+    const DefaultFloatEnvironment environment;
+#pragma omp for
+    for (std::int64_t token = first; token < last; ++token) {
+      const std::int64_t page = problem.block_table[request * problem.block_table_stride + token / page_size];
+      const std::int64_t slot = page < 0 ? -1 : page * page_size + token % page_size;
+      gather_row(problem, slot, start + token);
+    }
   }
 }
 
@@ -64,12 +69,16 @@ void gather_request(const GatherProblem& problem, std::int64_t request) {
 
 void dequantize(const DequantizeProblem& problem) {
   const std::int64_t num_slots = problem.cache.num_slots();
-#pragma omp parallel for if (num_slots >= kMinParallelRows)
-  for (std::int64_t slot = 0; slot < num_slots; ++slot) {
-    const std::int64_t element = slot / problem.cache.page_size * problem.kv_stride_page +
-                                 slot % problem.cache.page_size * problem.kv_stride_token;
-    dequantize_row(problem.format, problem.cache, slot, row_of(problem.kv, problem.kv_is_bf16, element),
-                   problem.kv_is_bf16);
+#pragma omp parallel num_threads(available_threads()) if (num_slots >= kMinParallelRows)
+  {
+    const DefaultFloatEnvironment environment;
+#pragma omp for
+    for (std::int64_t slot = 0; slot < num_slots; ++slot) {
+      const std::int64_t element = slot / problem.cache.page_size * problem.kv_stride_page +
+                                   slot % problem.cache.page_size * problem.kv_stride_token;
+      dequantize_row(problem.format, problem.cache, slot, row_of(problem.kv, problem.kv_is_bf16, element),
+                     problem.kv_is_bf16);
+    }
   }
 }
 
@@ -78,8 +87,12 @@ void gather_dequantize(const GatherProblem& problem) {
     for (std::int64_t request = 0; request < problem.b; ++request) gather_request(problem, request);
     return;
   }
-#pragma omp parallel for if (problem.rows >= kMinParallelRows)
-  for (std::int64_t row = 0; row < problem.rows; ++row) gather_row(problem, load_integer(problem.slots, row), row);
+#pragma omp parallel num_threads(available_threads()) if (problem.rows >= kMinParallelRows)
+  {
+    const DefaultFloatEnvironment environment;
+#pragma omp for
+    for (std::int64_t row = 0; row < problem.rows; ++row) gather_row(problem, load_integer(problem.slots, row), row);
+  }
 }
 
 }  // namespace chiasma::cpu

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "cpu/cache_ops.h"
+#include "cpu/threads.h"
 #include "format/merge_math.h"
 #include "format/numbers.h"
 
@@ -62,10 +63,14 @@ void merge_row(const MergeProblem& problem, std::int64_t request, std::int64_t q
 
 void merge(const MergeProblem& problem) {
   const std::int64_t num_rows = problem.b * problem.s_q * problem.h_q;
-#pragma omp parallel for if (num_rows >= kMinParallelRows)
-  for (std::int64_t row = 0; row < num_rows; ++row) {
-    const std::int64_t query = row / problem.h_q;
-    merge_row(problem, query / problem.s_q, query % problem.s_q, row % problem.h_q);
+#pragma omp parallel num_threads(available_threads()) if (num_rows >= kMinParallelRows)
+  {
+    const DefaultFloatEnvironment environment;
+#pragma omp for
+    for (std::int64_t row = 0; row < num_rows; ++row) {
+      const std::int64_t query = row / problem.h_q;
+      merge_row(problem, query / problem.s_q, query % problem.s_q, row % problem.h_q);
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/kv_rows.h"
+#include "cpu/threads.h"
 
 namespace chiasma::cpu {
 namespace {
@@ -88,6 +89,7 @@ void attend(const double* q, int dim, double sm_scale, const double* keys, std::
 
 void decode_oracle(const DecodeProblem& problem, const std::int64_t* rows, std::int64_t num_rows, double* out,
                    double* lse, double* value_rms) {
+  const DefaultFloatEnvironment callers_environment;
   const int dim = key_dim(problem.format);
   std::vector<double> keys;
   std::vector<double> scores;
@@ -100,16 +102,21 @@ void decode_oracle(const DecodeProblem& problem, const std::int64_t* rows, std::
     const std::int64_t num_keys = static_cast<std::int64_t>(keys.size()) / dim;
     scores.resize(static_cast<std::size_t>(num_keys * problem.h_q));
 
-#pragma omp parallel for
-    for (int head = 0; head < problem.h_q; ++head) {
-      double q[kMaxKeyDim];
-      load_query(problem, request, query_token, head, q);
-      const float* sink = problem.attn_sink == nullptr ? nullptr : problem.attn_sink + head * problem.attn_sink_stride;
-      const std::int64_t result = n * problem.h_q + head;
-      attend(q, dim, problem.sm_scale, keys.data(), num_keys, sink, scores.data() + head * num_keys,
-             {.out = out + result * kValueDim,
-              .lse = lse + result,
-              .value_rms = value_rms == nullptr ? nullptr : value_rms + result});
+#pragma omp parallel num_threads(available_threads())
+    {
+      const DefaultFloatEnvironment environment;
+#pragma omp for
+      for (int head = 0; head < problem.h_q; ++head) {
+        double q[kMaxKeyDim];
+        load_query(problem, request, query_token, head, q);
+        const float* sink =
+            problem.attn_sink == nullptr ? nullptr : problem.attn_sink + head * problem.attn_sink_stride;
+        const std::int64_t result = n * problem.h_q + head;
+        attend(q, dim, problem.sm_scale, keys.data(), num_keys, sink, scores.data() + head * num_keys,
+               {.out = out + result * kValueDim,
+                .lse = lse + result,
+                .value_rms = value_rms == nullptr ? nullptr : value_rms + result});
+      }
     }
   }
 }

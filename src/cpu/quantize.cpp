@@ -4,6 +4,7 @@
 
 #include "cpu/cache_ops.h"
 #include "cpu/kv_rows.h"
+#include "cpu/threads.h"
 #include "format/quantize_tile.h"
 
 namespace chiasma::cpu {
@@ -66,8 +67,9 @@ void quantize(const QuantizeProblem& problem) {
   std::int64_t num_nonfinite = 0;
   // WHY each thread walks the whole mapping and takes the slots that are its own: rows that share a slot are then
   // stored by one thread in their order, so that the last one stays.
-#pragma omp parallel reduction(+ : num_nonfinite) if (problem.tokens >= kMinParallelRows)
+#pragma omp parallel num_threads(available_threads()) reduction(+ : num_nonfinite) if (problem.tokens >= kMinParallelRows)
   {
+    const DefaultFloatEnvironment environment;
     const int num_threads = omp_get_num_threads();
     const int thread = omp_get_thread_num();
     for (std::int64_t token = 0; token < problem.tokens; ++token) {

@@ -1,4 +1,5 @@
 #include "cpu/cache_ops.h"
+#include "cpu/threads.h"
 #include "format/translate_token.h"
 
 namespace chiasma::cpu {
@@ -21,7 +22,7 @@ const std::int32_t* table_of(const TranslateProblem& problem, std::int64_t i) {
 void translate_indices(const TranslateProblem& problem) {
   const ContextShare share{problem.cp_world, problem.cp_rank, problem.cp_interleave};
   const std::int64_t num_rows = problem.b * problem.s_q;
-#pragma omp parallel for if (num_rows >= kMinParallelRows)
+#pragma omp parallel for num_threads(available_threads()) if (num_rows >= kMinParallelRows)
   for (std::int64_t row = 0; row < num_rows; ++row) {
     const std::int64_t i = row / problem.s_q;
     const std::int64_t s = row % problem.s_q;
