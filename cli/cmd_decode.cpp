@@ -20,19 +20,21 @@ namespace {
 constexpr const char* kDescription = R"(Sparse MLA decoding attention over the tensors of a safetensors file.
 
 Input tensors (b requests, s_q query tokens each, h_q heads, topk selected KV tokens per query token):
-  q            BF16 [b, s_q, h_q, 576]; 512 for v4; h_q 1..128; RoPE part last
-  kv_cache     v32:  U8 or F8_E4M3 [num_pages, page, 656]
-               v4:   U8 [num_pages, page, 584], or [num_pages, bytes per page] with
-                     metadata "format": "v4" and "page": tokens per page
-               bf16: BF16 [num_pages, page, 576]
+  q            BF16 [b, s_q, h_q, d_qk]; d_qk is 576 for v32, fp8 and bf16, 512 for the other
+               formats; h_q 1..128; RoPE part last
+  q_rope       optional BF16 [b, s_q, h_q, 64]: the RoPE part, which q then lacks
+  kv_cache     U8 or F8_E4M3 [num_pages, page, width]; a width of 656 is v32 and 584 v4, other
+               formats are named in metadata "format"; v4 and v41plane also as
+               [num_pages, bytes per page] with metadata "page": tokens per page
+               bf16: BF16 [num_pages, page, 576], bf16nope: 512
                (a head dimension of 1 before the last is fine)
   indices      I32 or I64 [b, s_q, topk]; slots, page_index * page + offset; anything
                outside the cache, such as -1, is masked
   topk_length  optional I32 or I64 [b] or [b, s_q]; how many leftmost indices count
   attn_sink    optional F32 [h_q]
   extra_kv_cache, extra_indices, extra_topk_length
-               optional second cache (v4), with metadata "extra_page" if 2-D
-Metadata: "format" (v32, v4, bf16) and "sm_scale", both optional.
+               optional second cache (v4, v41, v41plane), with metadata "extra_page" if 2-D
+Metadata: "format", "kv_scale" (fp8, fp8nope) and "sm_scale", the last also as a tensor of one number.
 
 Output tensors: out BF16 [b, s_q, h_q, 512] and lse F32 [b, s_q, h_q] (natural logarithm; a row
 without a valid index gives out 0 and lse -inf). Metadata: kernel, version, sm_scale.)";
@@ -48,6 +50,7 @@ constexpr const char* kExample = R"(Example, from PyTorch:
 struct Options {
   std::string input, output, device = "auto";
   std::optional<double> sm_scale;
+  bool strict = false;
   DecodeJobOptions job;
 };
 
@@ -86,10 +89,8 @@ PlacedJob place_job_where_possible(const DecodeInput& input, const Options& opti
 void run_decode_command(const Options& options) {
   const SafetensorsFile file = SafetensorsFile::open(options.input);
   const DecodeInput input(file, options.sm_scale);
-  if (!input.unused().empty()) {
-    fmt::print(stderr, "chiasma: note: {} has tensors that decode does not use, such as {}\n", options.input,
-               printable(input.unused().front()));
-  }
+  if (options.strict && !input.notes().empty()) fail_input("{} (--strict)", fmt::join(input.notes(), "\n"));
+  for (const std::string& note : input.notes()) fmt::print(stderr, "chiasma: note: {}\n", note);
   const PlacedJob placed = place_job_where_possible(input, options);
   DecodeJob& job = *placed.job;
 
@@ -121,8 +122,9 @@ void register_decode(CLI::App& app, int& exit_code) {
       ->required();
   command->add_option("--device", options->device, kDeviceHelp)->capture_default_str();
   command->add_option("--kernel", options->job.kernel, "a name from `chiasma info`; by default the best that fits");
-  command->add_option("--sm-scale", options->sm_scale,
-                      "softmax scale; by default the file's metadata sm_scale, else d_qk^-1/2");
+  command->add_option("--sm-scale", options->sm_scale, "softmax scale; by default the file's sm_scale, else d_qk^-1/2");
+  command->add_flag("--strict", options->strict,
+                    "refuse a file without sm_scale, or with tensors that decode does not use");
   command->add_flag("--batch-invariant", options->job.batch_invariant,
                     "a request's result does not depend on what else is in the batch");
   command->callback([options, &exit_code] {

@@ -5,9 +5,11 @@
 #include <charconv>
 #include <cstring>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "cli/error.h"
+#include "cli/near_miss.h"
 #include "format/kv_format.h"
 
 namespace chiasma::cli {
@@ -20,8 +22,11 @@ constexpr chiasma_device kCpu{CHIASMA_CPU, 0};
 constexpr const char* kCacheName = "kv_cache";
 constexpr const char* kExtraCacheName = "extra_kv_cache";
 
-constexpr std::array kArgumentNames = {"q",         "q_rope",        kCacheName,      "indices",          "topk_length",
-                                       "attn_sink", kExtraCacheName, "extra_indices", "extra_topk_length"};
+constexpr const char* kScaleName = "sm_scale";
+
+constexpr std::array<std::string_view, 10> kNames = {
+    "q",         "q_rope",        kCacheName,      "indices",           "topk_length",
+    "attn_sink", kExtraCacheName, "extra_indices", "extra_topk_length", kScaleName};
 
 const SafetensorsTensor& require(const SafetensorsFile& file, const std::string& name) {
   if (const SafetensorsTensor* tensor = file.find(name)) return *tensor;
@@ -130,13 +135,28 @@ std::int64_t num_slots(const chiasma_tensor& cache) {
   return __builtin_mul_overflow(cache.shape[0], cache.shape[1], &slots) ? 0 : slots;
 }
 
-double choose_sm_scale(const SafetensorsFile& file, std::optional<double> given, chiasma_kv_format format) {
-  if (given) return *given;
-  const std::string* text = find_metadata(file, "sm_scale");
-  if (text == nullptr) return chiasma_default_sm_scale(format);
-  const std::optional<double> value = parse_number<double>(*text);
-  if (!value) fail_input("{}: metadata \"sm_scale\" is \"{}\"; must be a number", file.path(), printable(*text));
-  return *value;
+// Blanks around it and a plus are how people write numbers.
+std::optional<double> parse_loosely(std::string_view text) {
+  constexpr const char* kBlanks = " \t\r\n";
+  const std::size_t begin = text.find_first_not_of(kBlanks);
+  if (begin == std::string_view::npos) return std::nullopt;
+  text = text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
+  if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);
+  return parse_number<double>(std::string(text));
+}
+
+double number_of(const SafetensorsFile& file, const SafetensorsTensor& tensor) {
+  if (tensor.dtype == Dtype::kF32 && tensor.data.size() == sizeof(float)) {
+    float value = 0;
+    std::memcpy(&value, tensor.data.data(), sizeof value);
+    return value;
+  }
+  if (tensor.dtype == Dtype::kF64 && tensor.data.size() == sizeof(double)) {
+    double value = 0;
+    std::memcpy(&value, tensor.data.data(), sizeof value);
+    return value;
+  }
+  fail_input("{}: {} is {}; must be one number, F32 or F64", file.path(), tensor.name, describe(tensor));
 }
 
 }  // namespace
@@ -166,7 +186,7 @@ CacheTensor read_cache(const SafetensorsFile& file, const std::string& name, con
 DecodeInput::DecodeInput(const SafetensorsFile& file, std::optional<double> sm_scale) : file_(file) {
   const CacheTensor cache = read_cache(file, kCacheName, "page");
   args_.format = cache.format;
-  args_.sm_scale = choose_sm_scale(file, sm_scale, cache.format);
+  args_.sm_scale = choose_sm_scale(sm_scale);
   args_.kv_scale = read_kv_scale(file, cache.format);
   require(file, "q");
   require(file, "indices");
@@ -244,9 +264,36 @@ void DecodeInput::add_integers(const std::string& name, chiasma_tensor chiasma_d
   tensors_.push_back({member, count * sizeof(std::int32_t)});
 }
 
+double DecodeInput::choose_sm_scale(std::optional<double> given) {
+  if (given) return *given;
+  if (const SafetensorsTensor* tensor = file_.find(kScaleName)) return number_of(file_, *tensor);
+  if (const std::string* text = find_metadata(file_, kScaleName)) {
+    const std::optional<double> value = parse_loosely(*text);
+    if (!value) {
+      fail_input("{}: metadata \"{}\" is \"{}\"; must be a number", file_.path(), kScaleName, printable(*text));
+    }
+    return *value;
+  }
+  constexpr std::array<std::string_view, 1> kScaleNames = {kScaleName};
+  for (const auto& [key, value] : file_.metadata()) {
+    if (meant_by(key, kScaleNames).empty()) continue;
+    fail_input("{}: metadata \"{}\" is not read; did you mean \"{}\"? Rename it, or give --sm-scale", file_.path(),
+               printable(key), kScaleName);
+  }
+  const double scale = chiasma_default_sm_scale(args_.format);
+  notes_.push_back(
+      fmt::format("{} has no {}; taken is d_qk^-1/2 = {:.6g}, which is no model's exactly: give metadata \"{}\" or "
+                  "--sm-scale",
+                  file_.path(), kScaleName, scale, kScaleName));
+  return scale;
+}
+
 void DecodeInput::find_unused() {
   for (const SafetensorsTensor& tensor : file_.tensors()) {
-    if (std::ranges::find(kArgumentNames, tensor.name) == kArgumentNames.end()) unused_.push_back(tensor.name);
+    if (std::ranges::find(kNames, tensor.name) != kNames.end()) continue;
+    const std::string meant = meant_by(tensor.name, kNames);
+    notes_.push_back(fmt::format("{}: decode does not use the tensor {}{}", file_.path(), printable(tensor.name),
+                                 meant.empty() ? "" : fmt::format("; did you mean {}?", meant)));
   }
 }
 

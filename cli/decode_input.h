@@ -30,26 +30,27 @@ double read_kv_scale(const SafetensorsFile& file, chiasma_kv_format format);
 
 class DecodeInput {
  public:
-  // sm_scale: from the command line; else the file's metadata, else the format's default. Throws CommandError. `file`
-  // must outlive the result.
+  // sm_scale: from the command line; else the file's, as metadata or as a tensor of one number; else the format's
+  // default. Throws CommandError. `file` must outlive the result.
   DecodeInput(const SafetensorsFile& file, std::optional<double> sm_scale);
 
   // CPU tensors in memory aligned for the C interface; out and lse are absent.
   const chiasma_decode_args& args() const { return args_; }
   const std::vector<DecodeTensor>& tensors() const { return tensors_; }
-  // Names in the file that no argument has.
-  const std::vector<std::string>& unused() const { return unused_; }
+  // What the user should know: that a default was taken that fits no model, and what the file has that nobody reads.
+  const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   void add(chiasma_tensor chiasma_decode_args::*member, chiasma_tensor tensor, std::span<const std::byte> bytes);
   void add_plain(const std::string& name, Dtype dtype, chiasma_tensor chiasma_decode_args::*member);
   void add_integers(const std::string& name, chiasma_tensor chiasma_decode_args::*member, std::int64_t num_slots);
+  double choose_sm_scale(std::optional<double> given);
   void find_unused();
 
   const SafetensorsFile& file_;
   chiasma_decode_args args_{};
   std::vector<DecodeTensor> tensors_;
-  std::vector<std::string> unused_;
+  std::vector<std::string> notes_;
   std::vector<std::vector<std::max_align_t>> copies_;
 };
 

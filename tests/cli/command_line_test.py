@@ -133,6 +133,42 @@ class CommandLineTest(unittest.TestCase):
             self.expect_refused(pages, f'"page" is "{page}"', metadata={"format": "v4", "page": page})
         self.expect_refused(pages, "at least 2920 bytes", metadata={"format": "v4", "page": "5"})
 
+    def test_softmax_scale(self):
+        """Given in any of four ways it is the same; not given, that is said; nearly given, it is refused."""
+        outputs = []
+        scalar = lambda dtype, kind: (dtype, np.array([0.07], kind))
+        for change, metadata, arguments in (
+            ({}, {"sm_scale": "0.07"}, []),
+            ({}, {"sm_scale": " +0.07\n"}, []),
+            ({"sm_scale": scalar("F64", np.float64)}, None, []),
+            ({}, None, ["--sm-scale", "0.07"]),
+        ):
+            st.write(self.input, valid_input() | change, metadata)
+            result = self.decode("--strict", *arguments)
+            self.expect(result, DONE)
+            self.assertEqual(result.stderr, "")
+            with open(self.output, "rb") as file:
+                outputs.append(file.read())
+        self.assertEqual(len(set(outputs)), 1)
+        os.remove(self.output)
+        st.write(self.input, valid_input())
+        self.expect(self.decode("--strict"), BAD_INPUT, "no sm_scale", "0.0416667", "--strict")
+        self.expect(self.decode(), DONE, "no sm_scale", "0.0416667", "--sm-scale")
+        os.remove(self.output)
+        for key in "softmax_scale", "scale", "sm_scal", "smscale":
+            self.expect_refused(lambda t: None, f'"{key}" is not read', '"sm_scale"', metadata={key: "0.07"})
+        self.expect_refused(lambda t: t.update(sm_scale=("F32", np.ones(2, np.float32))), "sm_scale is F32 [2]", "one number")
+        self.expect_refused(lambda t: None, '"sm_scale" is "+-1"', metadata={"sm_scale": "+-1"})
+
+    def test_tensors_that_nobody_reads(self):
+        extra = {name: ("F32", np.zeros(8, np.float32)) for name in ("sinks", "attn_snk", "topk_lengths", "weights")}
+        st.write(self.input, valid_input() | extra, {"sm_scale": "0.07"})
+        notes = ("tensor sinks; did you mean attn_sink?", "tensor attn_snk; did you mean attn_sink?",
+                 "tensor topk_lengths; did you mean topk_length?", "tensor weights\n")  # fmt: skip
+        self.expect(self.decode("--strict"), BAD_INPUT, *(note.rstrip() for note in notes))
+        self.assertEqual(os.listdir(self.directory), ["in.safetensors"])
+        self.expect(self.decode(), DONE, *notes)
+
     def test_metadata_of_other_programs(self):
         st.write(self.input, valid_input(), {"format": "pt"})
         self.expect(self.decode(), DONE)
