@@ -107,6 +107,36 @@ std::shared_ptr<const Mapping> map_file(const std::string& path) {
   return mapping;
 }
 
+struct OtherKind {
+  std::string_view beginning;
+  const char* what;
+};
+constexpr OtherKind kOtherKinds[] = {
+    {"version https://git-lfs", "a Git LFS pointer; `git lfs pull` fetches the file that it stands for"},
+    {"<!DOCTYPE", "an HTML page, such as a server's message in place of the file"},
+    {"<!doctype", "an HTML page, such as a server's message in place of the file"},
+    {"<html", "an HTML page, such as a server's message in place of the file"},
+    {"PK\x03\x04",
+     "a zip archive, which torch.save() writes, too; safetensors.torch.save_file() writes what is wanted"},
+    {"\x80\x02", "a Python pickle; safetensors.torch.save_file() writes what is wanted"},
+    {"\x80\x04\x95", "a Python pickle; safetensors.torch.save_file() writes what is wanted"},
+    {"\x80\x05\x95", "a Python pickle; safetensors.torch.save_file() writes what is wanted"},
+    {"\x93NUMPY", "a NumPy array; safetensors.numpy.save_file() writes what is wanted"},
+    {"\x1f\x8b", "compressed with gzip"},
+    {"GGUF", "a GGUF file"},
+};
+
+// For files that are no safetensors files: which well-known kind they are, if any.
+[[noreturn]] void fail_as_other_kind(const std::string& path, std::span<const std::byte> bytes, std::string otherwise) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  for (const OtherKind& kind : kOtherKinds) {
+    if (text.starts_with(kind.beginning)) {
+      throw SafetensorsError(fmt::format("{}: not a safetensors file but {}", path, kind.what));
+    }
+  }
+  throw SafetensorsError(fmt::format("{}: {}", path, otherwise));
+}
+
 }  // namespace
 
 const char* dtype_name(Dtype dtype) {
@@ -146,18 +176,20 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
 
 SafetensorsFile SafetensorsFile::parse(std::span<const std::byte> bytes, std::string path) {
   if (bytes.size() < kLengthBytes) {
-    throw SafetensorsError(fmt::format("{}: {} bytes are too few for a safetensors file", path, bytes.size()));
+    fail_as_other_kind(path, bytes, fmt::format("{} bytes are too few for a safetensors file", bytes.size()));
   }
   const std::uint64_t header_bytes = read_length(bytes);
   const std::span<const std::byte> rest = bytes.subspan(kLengthBytes);
   if (header_bytes > kMaxHeaderBytes) {
-    throw SafetensorsError(
-        fmt::format("{}: header length {} is over the limit of {} bytes; is this a safetensors file?", path,
-                    header_bytes, kMaxHeaderBytes));
+    fail_as_other_kind(path, bytes,
+                       fmt::format("header length {} is over the limit of {} bytes; is this a safetensors file?",
+                                   header_bytes, kMaxHeaderBytes));
   }
   if (header_bytes > rest.size()) {
-    throw SafetensorsError(fmt::format("{}: header length {}, but only {} bytes follow; the file is cut short", path,
-                                       header_bytes, rest.size()));
+    fail_as_other_kind(path, bytes,
+                       fmt::format("header length {}, but only {} bytes follow; the file is cut short, {} bytes of the "
+                                   "header are missing",
+                                   header_bytes, rest.size(), header_bytes - rest.size()));
   }
   const auto header_size = static_cast<std::size_t>(header_bytes);
   const std::string_view json(reinterpret_cast<const char*>(rest.data()), header_size);

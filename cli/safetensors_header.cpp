@@ -163,8 +163,10 @@ void check_tensor(const HeaderTensor& tensor, std::uint64_t data_bytes, const st
         fmt::format("{}: data_offsets [{}, {}]: begin lies behind end", where, tensor.begin, tensor.end));
   }
   if (tensor.end > data_bytes) {
-    throw SafetensorsError(fmt::format("{}: data_offsets [{}, {}]: beyond the file's {} bytes of data", where,
-                                       tensor.begin, tensor.end, data_bytes));
+    throw SafetensorsError(fmt::format(
+        "{}: data_offsets [{}, {}]: beyond the file's {} bytes of data; if the file was cut short, at least "
+        "{} bytes are missing",
+        where, tensor.begin, tensor.end, data_bytes, tensor.end - data_bytes));
   }
   const std::uint64_t bytes = tensor_bytes(tensor.dtype, tensor.shape, where);
   if (bytes != tensor.end - tensor.begin) {

@@ -99,6 +99,28 @@ class CommandLineTest(unittest.TestCase):
         os.truncate(self.input, os.path.getsize(self.input) - 1)
         self.expect(self.decode(), BAD_INPUT, self.input, "data_offsets")
 
+    def test_files_of_other_kinds(self):
+        for content, kind in (
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "Git LFS pointer"),
+            (b"<!DOCTYPE html><html></html>", "HTML page"),
+            (b"PK\x03\x04" + bytes(40), "zip archive"),
+            (b"\x80\x04\x95" + b"\x10\x00\x00\x00\x00\x00\x00\x00" + bytes(16), "Python pickle"),
+            (b"\x93NUMPY\x01\x00v\x00", "NumPy array"),
+            (b"\x1f\x8b\x08" + bytes(5), "gzip"),
+            (b"PK\x03\x04", "zip archive"),
+        ):
+            with open(self.input, "wb") as file:
+                file.write(content)
+            self.expect(self.decode(), BAD_INPUT, self.input, "not a safetensors file but", kind)
+
+    def test_files_cut_short(self):
+        st.write(self.input, valid_input())
+        whole = os.path.getsize(self.input)
+        os.truncate(self.input, whole - 30)
+        self.expect(self.decode(), BAD_INPUT, "cut short", "at least 30 bytes are missing")
+        os.truncate(self.input, 20)
+        self.expect(self.decode(), BAD_INPUT, "cut short", "are missing")
+
     def test_missing_tensors(self):
         self.expect_refused(lambda t: t.pop("q"), "no tensor q")
         self.expect_refused(lambda t: t.pop("indices"), "no tensor indices")
