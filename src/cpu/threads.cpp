@@ -11,7 +11,7 @@ namespace {
 std::atomic<bool> is_forked{false};
 
 // When the library is loaded. It may fail for want of memory; a fork is then as dangerous as without it.
-[[maybe_unused]] const int registered =
+[[maybe_unused]] const int kRegistered =
     pthread_atfork(nullptr, nullptr, [] { is_forked.store(true, std::memory_order_relaxed); });
 
 }  // namespace
