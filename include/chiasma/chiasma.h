@@ -153,7 +153,8 @@ typedef struct chiasma_decode_args {
                               for callers that never join the two; last dimension contiguous */
   chiasma_tensor kv_cache; /* uint8 [num_pages, page, width], bf16 for the bf16 formats; or with a head dimension of 1
                               before the last. chiasma_kv_width() gives the width. Any page >= 1. stride(0) is any
-                              multiple of 16 bytes that holds a page; rows inside a page are packed. */
+                              number that holds a page; rows inside a page are packed. On a CUDA device stride(0) and
+                              the address are multiples of 16 bytes; on the CPU the address is any, for bf16, too. */
   chiasma_tensor
       indices; /* int32 [b, s_q, topk]; topk >= 0; last dimension contiguous. Slots: page_index * page + offset */
   chiasma_tensor topk_length; /* optional int32 [b], or [b, s_q] with a length for each query token: how many leftmost

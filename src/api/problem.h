@@ -13,7 +13,7 @@ namespace chiasma {
 // A paged pool of KV rows.
 struct KvPool {
   const std::byte* data;           // [num_pages] pages, page_stride_bytes apart
-  std::int64_t page_stride_bytes;  // multiple of 16
+  std::int64_t page_stride_bytes;  // as data, a multiple of 16 on a CUDA device and any number on the CPU
   std::int64_t num_pages;
   std::int64_t page_size;  // tokens; num_pages * page_size does not overflow
   float scale = 1.0f;      // of formats with one for the whole cache; elsewhere 1

@@ -79,7 +79,7 @@ std::string shape_text(const chiasma_tensor& tensor) {
 }
 
 std::string device_text(chiasma_device device) {
-  if (device.kind == CHIASMA_CPU) return "cpu";
+  if (device.kind == CHIASMA_CPU) return device.index == 0 ? "cpu" : concat("cpu:", device.index);
   if (device.kind == CHIASMA_CUDA) return concat("cuda:", device.index);
   return concat("unknown device kind ", static_cast<int>(device.kind));
 }

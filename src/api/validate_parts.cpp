@@ -19,6 +19,18 @@ chiasma_tensor without_head_dim(const chiasma_tensor& cache) {
   return flat;
 }
 
+// The CPU's code reads a cache byte by byte or with unaligned loads; a GPU's copies go by 16 bytes.
+int cache_alignment(chiasma_device device) {
+  return device.kind == CHIASMA_CPU ? 1 : kCacheAlignment;
+}
+
+Status check_cache_data(NamedTensor argument, int alignment) {
+  const Status status = check_data(argument, alignment);
+  if (status.ok() || argument.tensor.data == nullptr) return status;
+  return {status.code(),
+          status.message() + "; a CUDA device reads caches by 16 bytes (on the CPU any address will do)"};
+}
+
 std::string names_of_formats() {
   std::string names;
   for (const KvFormat format : kAllFormats) {
@@ -83,16 +95,18 @@ Status check_cache(const char* name, const chiasma_tensor& given, KvFormat forma
     return invalid_argument(name, " has stride(1) = ", tensor.stride[1], "; the rows of a page must be packed, ",
                             token_extent(format), " apart");
   }
+  const int alignment = cache_alignment(tensor.device);
   const std::int64_t min_bytes = min_page_bytes(format, static_cast<int>(page));
   std::int64_t page_stride_bytes = (min_bytes + kCacheAlignment - 1) / kCacheAlignment * kCacheAlignment;
   if (num_pages > 1) {
     page_stride_bytes = tensor.stride[0] * element_bytes;
-    if (page_stride_bytes < min_bytes || page_stride_bytes % kCacheAlignment != 0) {
-      return invalid_argument(name, " has a page stride of ", page_stride_bytes, " bytes; it must be a multiple of ",
-                              kCacheAlignment, " and at least ", min_bytes, " (", page, " tokens)");
+    if (page_stride_bytes < min_bytes || page_stride_bytes % alignment != 0) {
+      const std::string rule = alignment > 1 ? concat(" a multiple of ", alignment, " on a CUDA device and") : "";
+      return invalid_argument(name, " has a page stride of ", page_stride_bytes, " bytes; it must be", rule,
+                              " at least ", min_bytes, " (", page, " tokens)");
     }
   }
-  if (data == DataCheck::with_data) CHIASMA_RETURN_IF_ERROR(check_data(argument, kCacheAlignment));
+  if (data == DataCheck::with_data) CHIASMA_RETURN_IF_ERROR(check_cache_data(argument, alignment));
   *pool = {data_as<const std::byte>(tensor), page_stride_bytes, num_pages, page, 1.0f};
   return {};
 }

@@ -144,14 +144,21 @@ const std::vector<BadCall> kBadShapes = {
      [](SmallProblem& p) { p.args.kv_cache.stride[1] = 672; },
      CHIASMA_INVALID_ARGUMENT,
      {"stride(1) = 672", "656"}},
-    {"cache_page_stride_odd",
-     [](SmallProblem& p) { p.args.kv_cache.stride[0] += 8; },
+    {"cache_page_stride_odd_on_cuda",
+     [](SmallProblem& p) {
+       p.args.kv_cache.stride[0] += 8;
+       p.args.kv_cache.device = cuda_device(0);
+     },
      CHIASMA_INVALID_ARGUMENT,
-     {"page stride of 5256", "multiple of 16"}},
+     {"page stride of 5256", "multiple of 16 on a CUDA device"}},
     {"cache_page_stride_short",
      [](SmallProblem& p) { p.args.kv_cache.stride[0] -= 16; },
      CHIASMA_INVALID_ARGUMENT,
      {"page stride of 5232", "at least 5248"}},
+    {"cache_on_another_cpu",
+     [](SmallProblem& p) { p.args.kv_cache.device.index = 2; },
+     CHIASMA_INVALID_ARGUMENT,
+     {"kv_cache is on cpu:2", "q is on cpu;"}},
     {"cache_on_cuda",
      [](SmallProblem& p) { p.args.kv_cache.device = cuda_device(1); },
      CHIASMA_INVALID_ARGUMENT,
@@ -263,10 +270,6 @@ const std::vector<BadCall> kBadShapes = {
 
 const std::vector<BadCall> kBadData = {
     {"q_null", [](SmallProblem& p) { p.args.q.data = nullptr; }, CHIASMA_INVALID_ARGUMENT, {"q has shape", "NULL"}},
-    {"cache_unaligned",
-     [](SmallProblem& p) { p.args.kv_cache.data = static_cast<std::uint8_t*>(p.args.kv_cache.data) + 8; },
-     CHIASMA_INVALID_ARGUMENT,
-     {"kv_cache starts at address", "multiple of 16"}},
     {"indices_unaligned",
      [](SmallProblem& p) { p.args.indices.data = reinterpret_cast<std::uint8_t*>(p.indices.data()) + 2; },
      CHIASMA_INVALID_ARGUMENT,
