@@ -66,23 +66,26 @@ struct PlacedJob {
   std::unique_ptr<DecodeJob> job;
 };
 
-PlacedJob place_job(const std::string& device, const DecodeInput& input, const Options& options) {
+PlacedJob place_job(const std::string& device, const SafetensorsFile& file, const DecodeInput& input,
+                    const Options& options) {
   PlacedJob placed;
   placed.device = open_device(device, options.job.kernel);
-  placed.job = std::make_unique<DecodeJob>(input.args(), input.tensors(), *placed.device, options.job, options.input);
+  DecodeJobOptions job_options = options.job;
+  job_options.release = [&file](std::span<const std::byte> part) { file.release(part); };
+  placed.job = std::make_unique<DecodeJob>(input.args(), input.tensors(), *placed.device, job_options, options.input);
   return placed;
 }
 
 // "auto" is the best device that can do this call: a GPU without a kernel for it is passed over.
-PlacedJob place_job_where_possible(const DecodeInput& input, const Options& options) {
+PlacedJob place_job_where_possible(const SafetensorsFile& file, const DecodeInput& input, const Options& options) {
   try {
-    return place_job(options.device, input, options);
+    return place_job(options.device, file, input, options);
   } catch (const CommandError& error) {
     const bool may_fall_back = options.device == "auto" && options.job.kernel.empty() &&
                                error.exit_code() == kExitUnavailable && chiasma_cuda_available() == CHIASMA_OK;
     if (!may_fall_back) throw;
     fmt::print(stderr, "chiasma: note: {}; decoding on the CPU instead\n", error.what());
-    return place_job("cpu", input, options);
+    return place_job("cpu", file, input, options);
   }
 }
 
@@ -91,7 +94,7 @@ void run_decode_command(const Options& options) {
   const DecodeInput input(file, options.sm_scale);
   if (options.strict && !input.notes().empty()) fail_input("{} (--strict)", fmt::join(input.notes(), "\n"));
   for (const std::string& note : input.notes()) fmt::print(stderr, "chiasma: note: {}\n", note);
-  const PlacedJob placed = place_job_where_possible(input, options);
+  const PlacedJob placed = place_job_where_possible(file, input, options);
   DecodeJob& job = *placed.job;
 
   // The output's place is tried before the work is done.

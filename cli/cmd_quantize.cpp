@@ -84,7 +84,12 @@ void declare_others(const SafetensorsFile& file, const std::string& replaced, co
 
 void write_others(const SafetensorsFile& file, const std::string& replaced, SafetensorsWriter& writer) {
   for (const SafetensorsTensor& tensor : file.tensors()) {
-    if (tensor.name != replaced) writer.write(tensor.data);
+    if (tensor.name == replaced) continue;
+    for (std::size_t begin = 0; begin < tensor.data.size(); begin += kPieceBytes) {
+      const auto piece = tensor.data.subspan(begin, std::min<std::size_t>(kPieceBytes, tensor.data.size() - begin));
+      writer.write(piece);
+      file.release(piece);
+    }
   }
 }
 
@@ -128,7 +133,9 @@ struct QuantizeJob {
 
   // Returns the number of NaN and infinite inputs.
   std::int64_t quantize_pages(std::int64_t first, std::int64_t count, Piece& source, Piece& cache) const {
-    source.load(pages_of(kv.data, first, count, kv_page_bytes()));
+    const std::span<const std::byte> pages = pages_of(kv.data, first, count, kv_page_bytes());
+    source.load(pages);
+    file.release(pages);
     // Padding bytes between pages are not the quantiser's to write.
     std::ranges::fill(cache.first(count * page_bytes), std::byte{0});
     std::int64_t nonfinite = 0;
@@ -229,7 +236,9 @@ void run_dequantize(const Options& options) {
   Piece source(piece_pages * page_bytes);
   Piece kv(piece_pages * kv_page_bytes);
   for_each_piece("dequantizing", num_pages, kv_page_bytes, [&](std::int64_t first, std::int64_t count) {
-    source.load(pages_of(cache.bytes, first, count, page_bytes));
+    const std::span<const std::byte> pages = pages_of(cache.bytes, first, count, page_bytes);
+    source.load(pages);
+    file.release(pages);
     chiasma_dequantize_args args{};
     args.format = cache.format;
     args.kv_scale = kv_scale;

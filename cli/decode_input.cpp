@@ -15,8 +15,8 @@
 namespace chiasma::cli {
 namespace {
 
-// The C interface wants caches at multiples of 16 bytes; the other tensors are content with less.
-static_assert(alignof(std::max_align_t) >= kCacheAlignment);
+// Of the widest elements that are not converted, int32 and float32.
+constexpr std::size_t kElementAlignment = 4;
 
 constexpr chiasma_device kCpu{CHIASMA_CPU, 0};
 constexpr const char* kCacheName = "kv_cache";
@@ -214,8 +214,10 @@ DecodeInput::DecodeInput(const SafetensorsFile& file, std::optional<double> sm_s
 
 void DecodeInput::add(chiasma_tensor chiasma_decode_args::*member, chiasma_tensor tensor,
                       std::span<const std::byte> bytes) {
-  const bool aligned = reinterpret_cast<std::uintptr_t>(bytes.data()) % kCacheAlignment == 0;
-  if (!aligned && !bytes.empty()) {
+  // Caches are used where they lie, however large; the other tensors are small and need their elements aligned.
+  const bool is_cache = member == &chiasma_decode_args::kv_cache || member == &chiasma_decode_args::extra_kv_cache;
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(bytes.data()) % kElementAlignment == 0;
+  if (!is_cache && !is_aligned && !bytes.empty()) {
     copies_.emplace_back((bytes.size() + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t));
     std::memcpy(copies_.back().data(), bytes.data(), bytes.size());
     tensor.data = copies_.back().data();

@@ -34,7 +34,7 @@ class DecodeInput {
   // default. Throws CommandError. `file` must outlive the result.
   DecodeInput(const SafetensorsFile& file, std::optional<double> sm_scale);
 
-  // CPU tensors in memory aligned for the C interface; out and lse are absent.
+  // CPU tensors, the caches where they lie in the file; out and lse are absent.
   const chiasma_decode_args& args() const { return args_; }
   const std::vector<DecodeTensor>& tensors() const { return tensors_; }
   // What the user should know: that a default was taken that fits no model, and what the file has that nobody reads.

@@ -11,7 +11,7 @@ DecodeJob::DecodeJob(const chiasma_decode_args& args, std::span<const DecodeTens
                      const DecodeJobOptions& options, std::string where)
     : where_(std::move(where)), tensors_(device), args_(args) {
   // Planned before anything is allocated, so that the shapes are known to be sound.
-  for (const DecodeTensor& tensor : inputs) (args_.*tensor.member).device = device.id();
+  for (const DecodeTensor& tensor : inputs) args_.*tensor.member = tensors_.shape_of(args.*tensor.member);
   const std::array<std::int64_t, 4> shape{args_.q.shape[0], args_.q.shape[1], args_.q.shape[2], kOutputWidth};
   args_.out = chiasma_contiguous(nullptr, CHIASMA_BFLOAT16, device.id(), 4, shape.data());
   args_.lse = chiasma_contiguous(nullptr, CHIASMA_FLOAT32, device.id(), 3, shape.data());
@@ -23,7 +23,7 @@ DecodeJob::DecodeJob(const chiasma_decode_args& args, std::span<const DecodeTens
   plan_.reset(plan);
 
   for (const DecodeTensor& tensor : inputs) {
-    args_.*tensor.member = tensors_.input(args.*tensor.member, tensor.bytes);
+    args_.*tensor.member = tensors_.input(args.*tensor.member, tensor.bytes, options.release);
   }
   args_.out = tensors_.output(CHIASMA_BFLOAT16, {shape[0], shape[1], shape[2], shape[3]});
   args_.lse = tensors_.output(CHIASMA_FLOAT32, {shape[0], shape[1], shape[2]});

@@ -22,6 +22,7 @@ struct DecodeTensor {
 struct DecodeJobOptions {
   std::string kernel;  // empty: the best that fits
   bool batch_invariant = false;
+  Release release = [](std::span<const std::byte>) {};
 };
 
 class DecodeJob {

@@ -1,8 +1,11 @@
 #include "cli/device.h"
 
+#include <algorithm>
+#include <cstring>
 #include <new>
 
 #include "cli/error.h"
+#include "format/kv_format.h"
 
 namespace chiasma::cli {
 namespace {
@@ -22,6 +25,14 @@ std::size_t contiguous_bytes(const chiasma_tensor& tensor) {
   std::size_t bytes = tensor.dtype == CHIASMA_FLOAT32 || tensor.dtype == CHIASMA_INT32 ? 4 : 2;
   for (std::int32_t axis = 0; axis < tensor.rank; ++axis) bytes *= static_cast<std::size_t>(tensor.shape[axis]);
   return bytes;
+}
+
+// Of copies to a device.
+constexpr std::size_t kPieceBytes = std::size_t{64} << 20;
+
+// A quantised cache, whose pages may lie at any distance on the CPU. Pages of bf16 are multiples of 16 bytes.
+bool is_paged(const chiasma_tensor& tensor) {
+  return tensor.dtype == CHIASMA_UINT8 && tensor.rank >= 3 && tensor.shape[0] > 1;
 }
 
 }  // namespace
@@ -46,16 +57,54 @@ std::byte* DeviceTensors::scratch(std::size_t bytes) {
   return blocks_.back().get();
 }
 
-chiasma_tensor DeviceTensors::input(const chiasma_tensor& host, std::size_t bytes) {
-  if (device_.shares_host_memory() || host.rank == 0) return host;
+chiasma_tensor DeviceTensors::shape_of(const chiasma_tensor& host) const {
   chiasma_tensor placed = host;
   placed.device = device_.id();
-  placed.data = scratch(bytes);
-  if (bytes != 0 &&
-      !device_.copy_to_device(static_cast<std::byte*>(placed.data), static_cast<const std::byte*>(host.data), bytes)) {
-    throw CommandError(kExitUnavailable, fmt::format("copying {} bytes to the device failed", bytes));
+  if (!device_.shares_host_memory() && is_paged(host)) {
+    placed.stride[0] = (host.stride[0] + kCacheAlignment - 1) / kCacheAlignment * kCacheAlignment;
   }
   return placed;
+}
+
+chiasma_tensor DeviceTensors::input(const chiasma_tensor& host, std::size_t bytes, const Release& release) {
+  if (device_.shares_host_memory() || host.rank == 0) return host;
+  chiasma_tensor placed = shape_of(host);
+  const std::span<const std::byte> from(static_cast<const std::byte*>(host.data), bytes);
+  if (is_paged(host) && placed.stride[0] != host.stride[0]) {
+    const auto stride = static_cast<std::size_t>(placed.stride[0]);
+    placed.data = scratch(static_cast<std::size_t>(host.shape[0]) * stride);
+    copy_pages(static_cast<std::byte*>(placed.data), stride, from, static_cast<std::size_t>(host.stride[0]), release);
+    return placed;
+  }
+  placed.data = scratch(bytes);
+  for (std::size_t begin = 0; begin < bytes; begin += kPieceBytes) {
+    const auto piece = from.subspan(begin, std::min(kPieceBytes, bytes - begin));
+    copy(static_cast<std::byte*>(placed.data) + begin, piece);
+    release(piece);
+  }
+  return placed;
+}
+
+void DeviceTensors::copy(std::byte* to, std::span<const std::byte> from) {
+  if (device_.copy_to_device(to, from.data(), from.size())) return;
+  throw CommandError(kExitUnavailable, fmt::format("copying {} bytes to the device failed", from.size()));
+}
+
+// Some pages at a time are put `stride` bytes apart, then copied together.
+void DeviceTensors::copy_pages(std::byte* to, std::size_t stride, std::span<const std::byte> from,
+                               std::size_t from_stride, const Release& release) {
+  const std::size_t pages_at_once = std::max<std::size_t>(1, kPieceBytes / stride);
+  std::vector<std::byte> piece(pages_at_once * stride);
+  const std::size_t num_pages = from.size() / from_stride;
+  for (std::size_t first = 0; first < num_pages; first += pages_at_once) {
+    const std::size_t count = std::min(pages_at_once, num_pages - first);
+    const auto pages = from.subspan(first * from_stride, count * from_stride);
+    for (std::size_t page = 0; page < count; ++page) {
+      std::memcpy(piece.data() + page * stride, pages.data() + page * from_stride, from_stride);
+    }
+    copy(to + first * stride, std::span(piece).first(count * stride));
+    release(pages);
+  }
 }
 
 chiasma_tensor DeviceTensors::output(chiasma_dtype dtype, std::initializer_list<std::int64_t> shape) {

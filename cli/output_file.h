@@ -14,13 +14,16 @@ class OutputError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Removes the temporary of the OutputFile that is being written, if any. For signal handlers.
+void remove_unfinished_output() noexcept;
+
 class OutputFile {
  public:
   // Creates the temporary file, so that a place that cannot be written is known before the work starts.
   explicit OutputFile(const std::string& path);
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
-  // Without commit(), removes the temporary. An interrupt (SIGINT, SIGTERM, SIGHUP) removes it too.
+  // Without commit(), removes the temporary. An interrupt (SIGINT, SIGTERM, a closed pipe, ...) does so, too.
   ~OutputFile();
 
   void write(std::span<const std::byte> bytes);

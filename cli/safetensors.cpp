@@ -1,15 +1,9 @@
 #include "cli/safetensors.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <array>
-#include <cerrno>
 #include <nlohmann/json.hpp>
-#include <system_error>
 
 #include "cli/safetensors_header.h"
 
@@ -64,47 +58,6 @@ std::uint64_t read_length(std::span<const std::byte> bytes) {
   std::uint64_t length = 0;
   for (std::size_t i = kLengthBytes; i-- > 0;) length = length << 8 | std::to_integer<std::uint64_t>(bytes[i]);
   return length;
-}
-
-// A file's bytes, unmapped with the object.
-struct Mapping {
-  void* address = nullptr;
-  std::size_t bytes = 0;
-
-  Mapping() = default;
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  ~Mapping() {
-    if (bytes != 0) munmap(address, bytes);
-  }
-};
-
-[[noreturn]] void fail_open(const std::string& path) {
-  throw SafetensorsError(path + ": cannot be read: " + std::generic_category().message(errno));
-}
-
-std::shared_ptr<const Mapping> map_file(const std::string& path) {
-  auto mapping = std::make_shared<Mapping>();
-  // O_NONBLOCK: opening a pipe that nobody writes to would wait for ever.
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) fail_open(path);
-  struct stat status {};
-  const bool known = fstat(descriptor, &status) == 0;
-  if (!known || !S_ISREG(status.st_mode)) {
-    close(descriptor);
-    throw SafetensorsError(path + ": cannot be read: it is not a regular file");
-  }
-  const auto bytes = static_cast<std::size_t>(status.st_size);
-  void* address = bytes == 0 ? nullptr : mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, descriptor, 0);
-  const int map_error = errno;
-  close(descriptor);
-  if (address == MAP_FAILED) {
-    errno = map_error;
-    fail_open(path);
-  }
-  mapping->address = address;
-  mapping->bytes = bytes;
-  return mapping;
 }
 
 struct OtherKind {
@@ -168,10 +121,14 @@ std::string printable(std::string_view text) {
 }
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
-  const auto mapping = map_file(path);
-  SafetensorsFile file = parse({static_cast<const std::byte*>(mapping->address), mapping->bytes}, path);
-  file.mapping_ = mapping;
+  auto mapping = MappedFile::open(path);
+  SafetensorsFile file = parse(mapping->bytes(), path);
+  file.mapping_ = std::move(mapping);
   return file;
+}
+
+void SafetensorsFile::release(std::span<const std::byte> part) const {
+  if (mapping_ != nullptr) mapping_->release(part);
 }
 
 SafetensorsFile SafetensorsFile::parse(std::span<const std::byte> bytes, std::string path) {

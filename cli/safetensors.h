@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/mapped_file.h"
 #include "cli/output_file.h"
 
 namespace chiasma::cli {
@@ -82,6 +83,8 @@ class SafetensorsFile {
   const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }  // in the order of their data
   const SafetensorsTensor* find(std::string_view name) const;                 // null: not there
   const SafetensorsMetadata& metadata() const { return metadata_; }
+  // A part of a tensor's data that is not needed for now leaves memory, if it came from a file.
+  void release(std::span<const std::byte> part) const;
 
  private:
   SafetensorsFile() = default;
@@ -90,7 +93,7 @@ class SafetensorsFile {
   std::vector<SafetensorsTensor> tensors_;
   std::map<std::string, std::size_t, std::less<>> by_name_;
   SafetensorsMetadata metadata_;
-  std::shared_ptr<const void> mapping_;
+  std::shared_ptr<const MappedFile> mapping_;
 };
 
 // Writes a file (as OutputFile does: complete or absent). Declare every tensor, begin(), write() their bytes in the

@@ -5,68 +5,16 @@ usage: command_line_test.py CHIASMA REAL_ACTIVATIONS
 """
 import os
 import resource
-import signal
 import subprocess
 import sys
-import tempfile
-import time
 import unittest
 
-try:
-    import numpy as np
-except ImportError:
-    print("SKIPPED: numpy is missing (Debian: python3-numpy)")
-    sys.exit(77)
+from program import BAD_INPUT, CHIASMA, DONE, UNAVAILABLE, ProgramTestCase, np, st, valid_input
 
-import safetensors_io as st
-
-CHIASMA, REAL_ACTIVATIONS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
-DONE, BAD_INPUT, UNAVAILABLE = 0, 2, 3
+REAL_ACTIVATIONS = os.path.abspath(sys.argv[2])
 
 
-def valid_input():
-    """A small v32 decode call."""
-    rng = np.random.default_rng(1)
-    pool = rng.integers(0, 0x70, (2, 4, 656)).astype(np.uint8)
-    pool[..., 512:528] = np.full((2, 4, 4), 0.01, np.float32).view(np.uint8)
-    pool[..., 528:] = 0
-    return {
-        "q": ("BF16", st.bf16_bits(rng.normal(size=(2, 1, 8, 576)))),
-        "kv_cache": ("U8", pool),
-        "indices": ("I32", rng.integers(-1, 8, (2, 1, 5)).astype(np.int32)),
-    }
-
-
-class CommandLineTest(unittest.TestCase):
-    def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = directory.name
-        self.input, self.output = self.path("in.safetensors"), self.path("out.safetensors")
-
-    def path(self, name):
-        return os.path.join(self.directory, name)
-
-    def chiasma(self, *arguments, **options):
-        return subprocess.run([CHIASMA, *arguments], capture_output=True, text=True, **options)
-
-    def decode(self, *arguments, **options):
-        return self.chiasma("decode", "--input", self.input, "--output", self.output, *arguments, **options)
-
-    def expect(self, result, code, *fragments):
-        self.assertEqual(result.returncode, code, result.stderr)
-        self.assertEqual(result.stdout, "")
-        for fragment in fragments:
-            self.assertIn(fragment, result.stderr)
-
-    def expect_refused(self, change, *fragments, metadata=None):
-        """decode refuses valid_input() after `change`, naming the file, and writes nothing."""
-        tensors = valid_input()
-        change(tensors)
-        st.write(self.input, tensors, metadata)
-        self.expect(self.decode(), BAD_INPUT, self.input, *fragments)
-        self.assertEqual(os.listdir(self.directory), ["in.safetensors"])
-
+class CommandLineTest(ProgramTestCase):
     def test_the_input_is_valid(self):
         """Otherwise the refusals below would prove nothing."""
         st.write(self.input, valid_input())
@@ -225,22 +173,6 @@ class CommandLineTest(unittest.TestCase):
         self.assertEqual(sorted(os.listdir(self.directory)), ["in.safetensors", "out.safetensors"])
         with open(self.output) as file:
             self.assertEqual(file.read(), "old")
-
-    def test_an_interrupt_leaves_nothing(self):
-        st.write(self.input, {"kv": ("BF16", np.zeros((0, 64, 576), np.uint16))})
-        pages = 30000
-        with open(self.input, "rb") as file:
-            header = file.read()[8:].decode()
-        header = header.replace("[0, 64, 576]", f"[{pages}, 64, 576]").replace("[0, 0]", f"[0, {pages * 64 * 1152}]")
-        with open(self.input, "wb") as file:  # 2 GB of zeros that take no space
-            file.write(len(header).to_bytes(8, "little") + header.encode())
-            file.truncate(8 + len(header) + pages * 64 * 1152)
-        process = subprocess.Popen([CHIASMA, "quantize", "--input", self.input, "--output", self.output])
-        while len(os.listdir(self.directory)) == 1:
-            time.sleep(0.01)
-        process.terminate()
-        self.assertEqual(process.wait(), -signal.SIGTERM)
-        self.assertEqual(os.listdir(self.directory), ["in.safetensors"])
 
     def test_repeated_runs_write_the_same_bytes(self):
         st.write(self.input, valid_input())

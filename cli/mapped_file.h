@@ -1,0 +1,36 @@
+// The bytes of a file, mapped read-only: they stay on disk until they are touched.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace chiasma::cli {
+
+class MappedFile {
+ public:
+  // A regular file. Throws SafetensorsError where it cannot be read, and CommandError (exit code 3) where there is no
+  // memory to map it. If the file becomes shorter later on, touching what is gone ends the program with a message and
+  // exit code 2, and without an output file: no exception can come out of a load instruction.
+  static std::shared_ptr<const MappedFile> open(const std::string& path);
+
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  std::span<const std::byte> bytes() const { return {address_, bytes_}; }
+  // Bytes that are not needed for now: they leave memory, and are read again if touched.
+  void release(std::span<const std::byte> part) const;
+
+ private:
+  struct Watched;
+
+  MappedFile() = default;
+
+  const std::byte* address_ = nullptr;
+  std::size_t bytes_ = 0;
+  Watched* watched_ = nullptr;
+};
+
+}  // namespace chiasma::cli
