@@ -220,13 +220,15 @@ CHIASMA_API chiasma_status chiasma_decode_oracle(const chiasma_decode_args* args
 
 /* Combines partial results over disjoint sets of KV tokens, as context parallelism needs:
  * lse = log(sum_i exp(lse_i)), out = sum_i exp(lse_i - lse) * out_i. A part with lse = -infinity is an exact identity,
- * whatever its out holds; all parts empty gives (0, -infinity). An lse of NaN or +infinity makes its row NaN. Computed
- * in float64, with the same bits on every device. */
+ * whatever its out holds; all parts empty gives (0, -infinity). An lse of NaN or +infinity makes its row NaN, but
+ * plus_infinity_is_empty lets +infinity stand for an empty part, too, as some kernels write it. Computed in float64,
+ * with the same bits on every device. */
 typedef struct chiasma_merge_args {
-  chiasma_tensor part_out; /* bf16 or float32 [parts, b, s_q, h_q, 512]; parts >= 1 */
-  chiasma_tensor part_lse; /* float32 [parts, b, s_q, h_q] */
-  chiasma_tensor out;      /* bf16 or float32 [b, s_q, h_q, 512] */
-  chiasma_tensor lse;      /* float32 [b, s_q, h_q] */
+  chiasma_tensor part_out;        /* bf16 or float32 [parts, b, s_q, h_q, 512]; parts >= 1 */
+  chiasma_tensor part_lse;        /* float32 [parts, b, s_q, h_q] */
+  chiasma_tensor out;             /* bf16 or float32 [b, s_q, h_q, 512] */
+  chiasma_tensor lse;             /* float32 [b, s_q, h_q] */
+  int32_t plus_infinity_is_empty; /* nonzero: a part with lse = +infinity is empty, as one with -infinity is */
 } chiasma_merge_args;
 
 CHIASMA_API chiasma_status chiasma_merge(const chiasma_merge_args* args, void* stream);
@@ -253,6 +255,8 @@ typedef struct chiasma_quantize_args {
   chiasma_tensor kv_cache;     /* as in chiasma_decode_args */
   chiasma_tensor
       nonfinite_count; /* optional int64 [1]: receives the number of NaN and infinite inputs among rows stored */
+  chiasma_tensor skipped_count; /* optional int64 [1]: receives the number of rows whose slot is neither in the cache
+                                   nor -1, which is how callers skip a row on purpose */
 } chiasma_quantize_args;
 
 CHIASMA_API chiasma_status chiasma_quantize(const chiasma_quantize_args* args, void* stream);

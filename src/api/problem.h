@@ -72,6 +72,7 @@ struct MergeProblem {
   std::int64_t out_stride[3];
   float* lse;  // [b, s_q, h_q]
   std::int64_t lse_stride[3];
+  bool plus_infinity_is_empty;
 };
 
 struct QuantizeProblem {
@@ -87,6 +88,7 @@ struct QuantizeProblem {
   std::byte* cache;  // the same memory as pool.data, to write to
   KvPool pool;
   std::int64_t* nonfinite_count;  // null: not wanted
+  std::int64_t* skipped_count;    // likewise
 };
 
 struct DequantizeProblem {

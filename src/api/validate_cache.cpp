@@ -61,6 +61,27 @@ Status check_scale_mode(chiasma_scale_mode mode, KvFormat format) {
                           allows_amax ? "pow2 (1) and amax (2)" : "pow2 (1) only");
 }
 
+// What the quantiser counts, each in memory of its own.
+Status check_counts(const chiasma_quantize_args& args, QuantizeProblem* problem) {
+  const NamedTensor kv{"kv", args.kv};
+  const NamedTensor nonfinite{"nonfinite_count", args.nonfinite_count};
+  const NamedTensor skipped{"skipped_count", args.skipped_count};
+  for (const NamedTensor& count : {nonfinite, skipped}) {
+    if (is_absent(count.tensor)) continue;
+    CHIASMA_RETURN_IF_ERROR(check_integers(count, {CHIASMA_INT64}, {1}, "[1]", kv));
+    for (const NamedTensor& other : {kv, NamedTensor{"rope", args.rope}, NamedTensor{"slot_mapping", args.slot_mapping},
+                                     NamedTensor{"kv_cache", args.kv_cache}}) {
+      if (!is_absent(other.tensor)) CHIASMA_RETURN_IF_ERROR(check_disjoint(count, other));
+    }
+  }
+  if (!is_absent(nonfinite.tensor) && !is_absent(skipped.tensor)) {
+    CHIASMA_RETURN_IF_ERROR(check_disjoint(skipped, nonfinite));
+  }
+  problem->nonfinite_count = is_absent(nonfinite.tensor) ? nullptr : data_as<std::int64_t>(nonfinite.tensor);
+  problem->skipped_count = is_absent(skipped.tensor) ? nullptr : data_as<std::int64_t>(skipped.tensor);
+  return {};
+}
+
 Status check_paged_rows(const chiasma_gather_args& args, NamedTensor cache, GatherProblem* problem) {
   const NamedTensor table{"block_table", args.block_table};
   const NamedTensor seq_lens{"seq_lens", args.seq_lens};
@@ -185,6 +206,7 @@ Status validate_merge(const chiasma_merge_args* args, MergeProblem* problem) {
   problem->out = out.tensor.data;
   problem->out_is_bf16 = out.tensor.dtype == CHIASMA_BFLOAT16;
   problem->lse = data_as<float>(lse.tensor);
+  problem->plus_infinity_is_empty = args->plus_infinity_is_empty != 0;
   for (int dim = 0; dim < 4; ++dim) {
     problem->part_out_stride[dim] = stride_of(part_out.tensor, dim);
     problem->part_lse_stride[dim] = stride_of(part_lse.tensor, dim);
@@ -208,7 +230,6 @@ Status validate_quantize(const chiasma_quantize_args* args, QuantizeProblem* pro
   const NamedTensor rope{"rope", args->rope};
   const NamedTensor slots{"slot_mapping", args->slot_mapping};
   const NamedTensor cache{"kv_cache", args->kv_cache};
-  const NamedTensor count{"nonfinite_count", args->nonfinite_count};
   CHIASMA_RETURN_IF_ERROR(require(cache));
   CHIASMA_RETURN_IF_ERROR(check_cache(cache.name, cache.tensor, problem->format, DataCheck::with_data, &problem->pool));
   CHIASMA_RETURN_IF_ERROR(check_kv_scale(args->kv_scale, problem->format, &problem->pool.scale));
@@ -227,13 +248,7 @@ Status validate_quantize(const chiasma_quantize_args* args, QuantizeProblem* pro
     problem->slot_mapping = data_as<const std::int64_t>(slots.tensor);
     problem->slot_mapping_stride = stride_of(slots.tensor, 0);
   }
-  if (is_absent(count.tensor)) return {};
-  CHIASMA_RETURN_IF_ERROR(check_integers(count, {CHIASMA_INT64}, {1}, "[1]", kv));
-  for (const NamedTensor& other : {kv, rope, slots, cache}) {
-    if (!is_absent(other.tensor)) CHIASMA_RETURN_IF_ERROR(check_disjoint(count, other));
-  }
-  problem->nonfinite_count = data_as<std::int64_t>(count.tensor);
-  return {};
+  return check_counts(*args, problem);
 }
 
 Status validate_dequantize(const chiasma_dequantize_args* args, DequantizeProblem* problem) {

@@ -30,7 +30,8 @@ void merge_row(const MergeProblem& problem, std::int64_t request, std::int64_t q
   const std::int64_t part_out = offset(problem.part_out_stride + 1);
   constexpr double kEmpty = -std::numeric_limits<double>::infinity();
   const auto lse_of = [&](std::int64_t part) {
-    return static_cast<double>(part_lse[part * problem.part_lse_stride[0]]);
+    const auto lse = static_cast<double>(part_lse[part * problem.part_lse_stride[0]]);
+    return problem.plus_infinity_is_empty && lse == -kEmpty ? kEmpty : lse;
   };
 
   double max_lse = kEmpty;

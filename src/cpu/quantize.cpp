@@ -64,10 +64,10 @@ int quantize_row(const QuantizeProblem& problem, const NewRow& kv, std::byte* ro
 
 void quantize(const QuantizeProblem& problem) {
   const KvPool& pool = problem.pool;
-  std::int64_t num_nonfinite = 0;
+  std::int64_t num_nonfinite = 0, num_skipped = 0;
   // WHY each thread walks the whole mapping and takes the slots that are its own: rows that share a slot are then
   // stored by one thread in their order, so that the last one stays.
-#pragma omp parallel num_threads(available_threads()) reduction(+ : num_nonfinite) if (problem.tokens >= kMinParallelRows)
+#pragma omp parallel num_threads(available_threads()) reduction(+ : num_nonfinite, num_skipped) if (problem.tokens >= kMinParallelRows)
   {
     const DefaultFloatEnvironment environment;
     const int num_threads = omp_get_num_threads();
@@ -75,7 +75,11 @@ void quantize(const QuantizeProblem& problem) {
     for (std::int64_t token = 0; token < problem.tokens; ++token) {
       const std::int64_t slot =
           problem.slot_mapping == nullptr ? token : problem.slot_mapping[token * problem.slot_mapping_stride];
-      if (slot < 0 || slot >= pool.num_slots() || slot % num_threads != thread) continue;
+      if (slot < 0 || slot >= pool.num_slots()) {
+        num_skipped += thread == 0 && slot != -1 ? 1 : 0;
+        continue;
+      }
+      if (slot % num_threads != thread) continue;
       const RowBytes bytes = locate_row(problem.format, pool, slot);
       std::byte* row = problem.cache + (bytes.row - pool.data);
       const bool has_scales = bytes.scales != nullptr && traits_of(problem.format).scale_type != ScaleType::cache;
@@ -86,6 +90,7 @@ void quantize(const QuantizeProblem& problem) {
     }
   }
   if (problem.nonfinite_count != nullptr) *problem.nonfinite_count = num_nonfinite;
+  if (problem.skipped_count != nullptr) *problem.skipped_count = num_skipped;
 }
 
 }  // namespace chiasma::cpu

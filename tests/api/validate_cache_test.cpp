@@ -56,7 +56,7 @@ void set_extent(chiasma_tensor& tensor, int dim, std::int64_t extent) {
 // ---- quantise: 8 tokens into 2 pages of 5, v32, rotary columns apart ----
 
 struct Quantize {
-  Block kv{8 * 512 * 2}, rope{8 * 64 * 2}, slots{8 * 8}, cache{2 * 5 * 656}, count{8};
+  Block kv{8 * 512 * 2}, rope{8 * 64 * 2}, slots{8 * 8}, cache{2 * 5 * 656}, count{8}, skipped{8};
   chiasma_quantize_args args{};
 
   Quantize() {
@@ -68,6 +68,7 @@ struct Quantize {
     args.slot_mapping = tensor(slots.data(), CHIASMA_INT64, kCpu, {8});
     args.kv_cache = tensor(cache.data(), CHIASMA_UINT8, kCpu, {2, 5, 656});
     args.nonfinite_count = tensor(count.data(), CHIASMA_INT64, kCpu, {1});
+    args.skipped_count = tensor(skipped.data(), CHIASMA_INT64, kCpu, {1});
   }
 };
 
@@ -108,6 +109,13 @@ const std::vector<Bad<chiasma_quantize_args>> kBadQuantize = {
     {"count_is_slots",
      [](auto& a) { a.nonfinite_count.data = a.slot_mapping.data; },
      {"nonfinite_count at", "overlaps slot_mapping"}},
+    {"skipped_extent", [](auto& a) { set_extent(a.skipped_count, 0, 0); }, {"skipped_count has shape [0]"}},
+    {"skipped_in_cache",
+     [](auto& a) { a.skipped_count.data = a.kv_cache.data; },
+     {"skipped_count at", "overlaps kv_cache"}},
+    {"counts_are_one",
+     [](auto& a) { a.skipped_count.data = a.nonfinite_count.data; },
+     {"skipped_count at", "overlaps nonfinite_count"}},
 };
 
 TEST(ValidateQuantize, WhatIsWrongIsNamedAndNothingWritten) {
@@ -324,7 +332,7 @@ TEST(CacheOperations, DevicesThatAreNotThereAreNamed) {
   };
   Quantize quantize;
   move({&quantize.args.kv, &quantize.args.rope, &quantize.args.slot_mapping, &quantize.args.kv_cache,
-        &quantize.args.nonfinite_count});
+        &quantize.args.nonfinite_count, &quantize.args.skipped_count});
   EXPECT_EQ(chiasma_quantize(&quantize.args, nullptr), CHIASMA_DEVICE_UNAVAILABLE) << chiasma_last_error();
   Gather gather(false);
   move({&gather.args.kv_cache, &gather.args.slots, &gather.args.kv});

@@ -23,6 +23,8 @@ class Merge {
   static constexpr std::int64_t kB = 2, kS = 3, kH = 2;
   static constexpr std::int64_t kRows = kB * kS * kH;
 
+  bool plus_infinity_is_empty = false;
+
   explicit Merge(std::int64_t parts) : parts_(parts) {
     part_out_.assign(static_cast<std::size_t>(parts * part_out_stride_[0]), from_float(kNan));
     part_lse_.assign(static_cast<std::size_t>(parts * part_lse_stride_[0]), kNan);
@@ -41,6 +43,7 @@ class Merge {
     problem.out = out_.data();
     problem.lse = lse_.data();
     problem.part_out_is_bf16 = problem.out_is_bf16 = sizeof(Out) == 2;
+    problem.plus_infinity_is_empty = plus_infinity_is_empty;
     std::copy_n(part_out_stride_, 4, problem.part_out_stride);
     std::copy_n(part_lse_stride_, 4, problem.part_lse_stride);
     std::copy_n(out_stride_, 3, problem.out_stride);
@@ -132,6 +135,31 @@ TYPED_TEST(MergeTyped, AllEmptyIsEmpty) {
     for (int c = 0; c < kValueDim; ++c) {
       EXPECT_EQ(M::to_float32(merge.out(row)[c]), 0.0f);
       EXPECT_FALSE(std::signbit(M::to_float32(merge.out(row)[c])));
+    }
+  }
+}
+
+// Kernels differ in the lse of an empty part. Told so, +infinity is what -infinity is; untold, it is no number.
+TYPED_TEST(MergeTyped, PlusInfinityIsEmptyWhereAsked) {
+  using M = Merge<TypeParam>;
+  for (const bool is_empty : {false, true}) {
+    M merge(3);
+    merge.plus_infinity_is_empty = is_empty;
+    for (std::int64_t row = 0; row < M::kRows; ++row) {
+      merge.part_lse(0, row) = kInfinity;
+      merge.part_lse(1, row) = row == 0 ? kInfinity : 3.5f;
+      merge.part_lse(2, row) = -kInfinity;
+      std::fill_n(merge.part_out(1, row), kValueDim, M::from_float(-7.0f));
+    }
+    merge.run();
+    for (std::int64_t row = 0; row < M::kRows; ++row) {
+      const float out = M::to_float32(merge.out(row)[row]);
+      if (!is_empty) {
+        EXPECT_TRUE(std::isnan(out) && std::isnan(merge.lse(row)));
+        continue;
+      }
+      EXPECT_EQ(out, row == 0 ? 0.0f : -7.0f);
+      EXPECT_EQ(merge.lse(row), row == 0 ? -kInfinity : 3.5f);
     }
   }
 }

@@ -425,6 +425,40 @@ TEST(Quantize, RotaryColumnsOfATensorOfTheirOwnGiveTheSameBytes) {
   }
 }
 
+// Slots that are not there are counted once each, however many threads look; -1 is skipped on purpose.
+TEST(Quantize, RowsWithoutASlotAreCounted) {
+  constexpr std::int64_t kTokens = 300;
+  Rows rows(KvFormat::v32, kTokens, 31);
+  PagedCache cache(KvFormat::v32, 5, 61);
+  std::vector<std::int64_t> mapping(kTokens);
+  std::int64_t expected = 0;
+  for (std::int64_t i = 0; i < kTokens; ++i) {
+    const std::int64_t slots[] = {i, -1, cache.num_slots(), -2, std::numeric_limits<std::int64_t>::max()};
+    mapping[static_cast<std::size_t>(i)] = slots[i % 5];
+    expected += i % 5 >= 2;
+  }
+  const int threads_before = omp_get_max_threads();
+  for (const int threads : {1, 2, 3}) {
+    omp_set_num_threads(threads);
+    QuantizeProblem problem{};
+    problem.format = KvFormat::v32;
+    problem.scale = ScaleMode::pow2;
+    problem.tokens = kTokens;
+    problem.kv = rows.row(0);
+    problem.kv_stride = problem.rope_stride = rows.stride();
+    problem.rope = problem.kv + rows.dim() - kRopeDim;
+    problem.slot_mapping = mapping.data();
+    problem.slot_mapping_stride = 1;
+    problem.cache = cache.data();
+    problem.pool = cache.pool();
+    std::int64_t skipped = -1;
+    problem.skipped_count = &skipped;
+    cpu::quantize(problem);
+    EXPECT_EQ(skipped, expected) << threads << " threads";
+  }
+  omp_set_num_threads(threads_before);
+}
+
 TEST(Quantize, OneScaleForTheCacheIsUsedAsGiven) {
   for (const KvFormat format : {KvFormat::fp8, KvFormat::fp8nope}) {
     Rows rows(format, 4, 30);

@@ -152,8 +152,8 @@ TEST_F(GpuCacheOps, QuantizeStoresTheBytesOfTheCpu) {
           const std::int64_t odd_slots[] = {-1, std::int64_t{1} << 40, INT64_MIN};
           mapping.data<std::int64_t>()[i] = i % 11 == 0 ? odd_slots[i / 11 % 3] : slots[static_cast<std::size_t>(i)];
         }
-        Twin count(*device_, CHIASMA_INT64, {1});
-        for (Twin* twin : {&kv, &rope, &cache, &mapping, &count}) twin->upload();
+        Twin count(*device_, CHIASMA_INT64, {1}), skipped(*device_, CHIASMA_INT64, {1});
+        for (Twin* twin : {&kv, &rope, &cache, &mapping, &count, &skipped}) twin->upload();
 
         chiasma_quantize_args args{};
         args.format = static_cast<chiasma_kv_format>(format);
@@ -165,6 +165,7 @@ TEST_F(GpuCacheOps, QuantizeStoresTheBytesOfTheCpu) {
           args.kv_cache = tensor_of(cache);
           if (shape.has_mapping) args.slot_mapping = tensor_of(mapping);
           args.nonfinite_count = tensor_of(count);
+          args.skipped_count = tensor_of(skipped);
           expect_ok(chiasma_quantize(&args, nullptr), what);
         };
         with([](Twin& twin) { return twin.host(); });
@@ -172,6 +173,7 @@ TEST_F(GpuCacheOps, QuantizeStoresTheBytesOfTheCpu) {
         finish(what);
         expect_same(cache, what);
         expect_same(count, what + " count");
+        expect_same(skipped, what + " skipped");
         if (HasFatalFailure()) return;
       }
     }
@@ -399,7 +401,7 @@ TEST_F(GpuCacheOps, MergeGivesTheBitsOfTheCpu) {
           for (Twin* twin : {&out, &lse, &result, &result_lse}) twin->upload();
           chiasma_merge_args args{};
           const auto with = [&](auto&& tensor_of) {
-            args = {tensor_of(out), tensor_of(lse), tensor_of(result), tensor_of(result_lse)};
+            args = {tensor_of(out), tensor_of(lse), tensor_of(result), tensor_of(result_lse), parts % 2 == 0 ? 1 : 0};
             expect_ok(chiasma_merge(&args, nullptr), what);
           };
           with([](Twin& twin) { return twin.host(); });

@@ -272,6 +272,7 @@ void fuzz_merge(Input& input) {
   args.part_lse = tensors.make(CHIASMA_FLOAT32, {parts, b, 1, h}, true);
   args.out = tensors.make((input.byte() & 1) != 0 ? CHIASMA_BFLOAT16 : CHIASMA_FLOAT32, {b, 1, h, 512}, false);
   args.lse = tensors.make(CHIASMA_FLOAT32, {b, 1, h}, false);
+  args.plus_infinity_is_empty = input.byte() & 1;
   require_message(chiasma_merge(&args, nullptr));
 }
 
@@ -292,6 +293,7 @@ void fuzz_quantize(Input& input) {
   if ((input.byte() & 1) != 0) args.slot_mapping = tensors.make(CHIASMA_INT64, {tokens}, true);
   args.kv_cache = tensors.make_cache(format, num_pages, page);
   if ((input.byte() & 1) != 0) args.nonfinite_count = tensors.make(CHIASMA_INT64, {1}, false);
+  if ((input.byte() & 1) != 0) args.skipped_count = tensors.make(CHIASMA_INT64, {1}, false);
   require_message(chiasma_quantize(&args, nullptr));
 
   chiasma_dequantize_args back = {};

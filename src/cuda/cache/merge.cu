@@ -77,7 +77,8 @@ __device__ __forceinline__ void store_row(void* to, std::int64_t element, const 
 // Weights of up to 32 parts at a time, one a lane, so that each exponential is worked out once.
 __device__ __forceinline__ double lse_of(const MergeProblem& problem, std::int64_t part_lse, std::int64_t part) {
   if (part >= problem.parts) return kNoLse;
-  return static_cast<double>(__ldg(problem.part_lse + part_lse + part * problem.part_lse_stride[0]));
+  const auto lse = static_cast<double>(__ldg(problem.part_lse + part_lse + part * problem.part_lse_stride[0]));
+  return problem.plus_infinity_is_empty && lse == -kNoLse ? kNoLse : lse;
 }
 
 __device__ __forceinline__ double largest_lse(const MergeProblem& problem, std::int64_t part_lse, int lane) {

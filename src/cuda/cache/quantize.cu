@@ -178,6 +178,11 @@ __device__ __forceinline__ int quantize_row(const QuantizeProblem& problem, std:
   return of_main.num_nonfinite + of_extra.num_nonfinite;
 }
 
+__device__ __forceinline__ void add_count(std::int64_t* total, int count) {
+  if (total == nullptr || count == 0) return;
+  atomicAdd(reinterpret_cast<unsigned long long*>(total), static_cast<unsigned long long>(count));
+}
+
 template <KvFormat kFormat, bool kAligned, bool kIsPow2>
 __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     quantize_kernel(const __grid_constant__ QuantizeProblem problem) {
@@ -186,21 +191,23 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     if (token >= problem.tokens) return -1;
     return problem.slot_mapping == nullptr ? token : __ldg(problem.slot_mapping + token * problem.slot_mapping_stride);
   };
-  int num_nonfinite = 0;
+  int num_nonfinite = 0, num_skipped = 0;
   // PERF: a row's slot is on its way while the row before is worked on.
   std::int64_t next = slot_of(first_row());
   for (std::int64_t token = first_row(); token < problem.tokens; token += row_stride()) {
     const std::int64_t slot = next;
     next = slot_of(token + row_stride());
-    if (slot < 0 || slot >= problem.pool.num_slots()) continue;
+    if (slot < 0 || slot >= problem.pool.num_slots()) {
+      num_skipped += slot != -1 ? 1 : 0;
+      continue;
+    }
     num_nonfinite += quantize_row<kFormat, kAligned, kIsPow2>(problem, token, slot, lane);
   }
+  // All lanes of a warp have skipped the same rows.
+  if (lane == 0) add_count(problem.skipped_count, num_skipped);
   if (problem.nonfinite_count == nullptr) return;
   num_nonfinite = __reduce_add_sync(0xffffffffu, num_nonfinite);
-  if (lane == 0 && num_nonfinite > 0) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(problem.nonfinite_count),
-              static_cast<unsigned long long>(num_nonfinite));
-  }
+  if (lane == 0) add_count(problem.nonfinite_count, num_nonfinite);
 }
 
 bool has_16_byte_rows(const QuantizeProblem& problem) {
@@ -227,9 +234,9 @@ Status quantize(const QuantizeProblem& problem, const Place& place) {
   const DeviceScope scope(place.device);
   CHIASMA_RETURN_IF_ERROR(scope.status());
   const auto stream = static_cast<cudaStream_t>(place.stream);
-  if (problem.nonfinite_count != nullptr) {
-    CHIASMA_RETURN_IF_ERROR(to_status(cudaMemsetAsync(problem.nonfinite_count, 0, sizeof(std::int64_t), stream),
-                                      "setting nonfinite_count to 0"));
+  for (std::int64_t* count : {problem.nonfinite_count, problem.skipped_count}) {
+    if (count == nullptr) continue;
+    CHIASMA_RETURN_IF_ERROR(to_status(cudaMemsetAsync(count, 0, sizeof(std::int64_t), stream), "setting a count to 0"));
   }
   if (problem.tokens == 0) return {};
   return for_format(problem.format, [&]<KvFormat kFormat>() {
