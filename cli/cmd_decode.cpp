@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/decode_input.h"
@@ -23,8 +24,8 @@ Input tensors (b requests, s_q query tokens each, h_q heads, topk selected KV to
   q            BF16 [b, s_q, h_q, d_qk]; d_qk is 576 for v32, fp8 and bf16, 512 for the other
                formats; h_q 1..128; RoPE part last
   q_rope       optional BF16 [b, s_q, h_q, 64]: the RoPE part, which q then lacks
-  kv_cache     U8 or F8_E4M3 [num_pages, page, width]; a width of 656 is v32 and 584 v4, other
-               formats are named in metadata "format"; v4 and v41plane also as
+  kv_cache     U8, I8 or F8_E4M3 [num_pages, page, width]; a width of 656 is v32 and 584 v4, other
+               formats are named in metadata "format"; [slots, width], too, and
                [num_pages, bytes per page] with metadata "page": tokens per page
                bf16: BF16 [num_pages, page, 576], bf16nope: 512
                (a head dimension of 1 before the last is fine)
@@ -34,10 +35,13 @@ Input tensors (b requests, s_q query tokens each, h_q heads, topk selected KV to
   attn_sink    optional F32 [h_q]
   extra_kv_cache, extra_indices, extra_topk_length
                optional second cache (v4, v41, v41plane), with metadata "extra_page" if 2-D
+With one query token a request, q may be [b, h_q, d_qk] and indices [b, topk]; out and lse then
+lack that dimension, too.
 Metadata: "format", "kv_scale" (fp8, fp8nope) and "sm_scale", the last also as a tensor of one number.
 
 Output tensors: out BF16 [b, s_q, h_q, 512] and lse F32 [b, s_q, h_q] (natural logarithm; a row
-without a valid index gives out 0 and lse -inf). Metadata: kernel, version, sm_scale.)";
+without a valid index gives out 0 and lse -inf). Metadata: kernel, version, sm_scale, attn_sink
+("applied" or "none").)";
 
 constexpr const char* kExample = R"(Example, from PyTorch:
   from safetensors.torch import load_file, save_file
@@ -49,7 +53,7 @@ constexpr const char* kExample = R"(Example, from PyTorch:
 
 struct Options {
   std::string input, output, device = "auto";
-  std::optional<double> sm_scale;
+  DecodeInputOptions reading;
   bool strict = false;
   DecodeJobOptions job;
 };
@@ -91,9 +95,10 @@ PlacedJob place_job_where_possible(const SafetensorsFile& file, const DecodeInpu
 
 void run_decode_command(const Options& options) {
   const SafetensorsFile file = SafetensorsFile::open(options.input);
-  const DecodeInput input(file, options.sm_scale);
+  const DecodeInput input(file, options.reading);
   if (options.strict && !input.notes().empty()) fail_input("{} (--strict)", fmt::join(input.notes(), "\n"));
   for (const std::string& note : input.notes()) fmt::print(stderr, "chiasma: note: {}\n", note);
+  for (const std::string& conversion : input.conversions()) fmt::print(stderr, "chiasma: note: {}\n", conversion);
   const PlacedJob placed = place_job_where_possible(file, input, options);
   DecodeJob& job = *placed.job;
 
@@ -102,9 +107,13 @@ void run_decode_command(const Options& options) {
   SafetensorsWriter writer;
   writer.set_metadata({{"kernel", job.kernel()},
                        {"version", chiasma_version()},
-                       {"sm_scale", fmt::format("{}", input.args().sm_scale)}});
-  writer.declare("lse", Dtype::kF32, {q.shape[0], q.shape[1], q.shape[2]});
-  writer.declare("out", Dtype::kBF16, {q.shape[0], q.shape[1], q.shape[2], kOutputWidth});
+                       {"sm_scale", fmt::format("{}", input.args().sm_scale)},
+                       {kSinkKey, input.args().attn_sink.rank != 0 ? kSinkApplied : "none"}});
+  std::vector<std::int64_t> shape{q.shape[0], q.shape[1], q.shape[2]};
+  if (input.is_flat()) shape = {q.shape[0], q.shape[2]};
+  writer.declare("lse", Dtype::kF32, shape);
+  shape.push_back(kOutputWidth);
+  writer.declare("out", Dtype::kBF16, shape);
   writer.begin(options.output);
   {
     const Progress progress(fmt::format("decoding {} x {} query tokens", q.shape[0], q.shape[1]));
@@ -125,9 +134,12 @@ void register_decode(CLI::App& app, int& exit_code) {
       ->required();
   command->add_option("--device", options->device, kDeviceHelp)->capture_default_str();
   command->add_option("--kernel", options->job.kernel, "a name from `chiasma info`; by default the best that fits");
-  command->add_option("--sm-scale", options->sm_scale, "softmax scale; by default the file's sm_scale, else d_qk^-1/2");
+  command->add_option("--sm-scale", options->reading.sm_scale,
+                      "softmax scale; by default the file's sm_scale, else d_qk^-1/2");
   command->add_flag("--strict", options->strict,
                     "refuse a file without sm_scale, or with tensors that decode does not use");
+  command->add_flag("--cast", options->reading.cast,
+                    "convert q and q_rope from F32 or F16, attn_sink from F16 or BF16");
   command->add_flag("--batch-invariant", options->job.batch_invariant,
                     "a request's result does not depend on what else is in the batch");
   command->callback([options, &exit_code] {

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "cli/cache_tensor.h"
 #include "cli/commands.h"
-#include "cli/decode_input.h"
 #include "cli/error.h"
 #include "cli/progress.h"
 #include "cli/safetensors.h"

@@ -2,15 +2,18 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <string_view>
 #include <utility>
 
+#include "cli/cache_tensor.h"
 #include "cli/error.h"
+#include "cli/input_parts.h"
 #include "cli/near_miss.h"
 #include "format/kv_format.h"
+#include "format/numbers.h"
 
 namespace chiasma::cli {
 namespace {
@@ -18,175 +21,50 @@ namespace {
 // Of the widest elements that are not converted, int32 and float32.
 constexpr std::size_t kElementAlignment = 4;
 
-constexpr chiasma_device kCpu{CHIASMA_CPU, 0};
 constexpr const char* kCacheName = "kv_cache";
 constexpr const char* kExtraCacheName = "extra_kv_cache";
-
 constexpr const char* kScaleName = "sm_scale";
 
 constexpr std::array<std::string_view, 10> kNames = {
     "q",         "q_rope",        kCacheName,      "indices",           "topk_length",
     "attn_sink", kExtraCacheName, "extra_indices", "extra_topk_length", kScaleName};
 
-const SafetensorsTensor& require(const SafetensorsFile& file, const std::string& name) {
-  if (const SafetensorsTensor* tensor = file.find(name)) return *tensor;
-  std::string present;
-  for (const SafetensorsTensor& tensor : file.tensors()) {
-    present += (present.empty() ? "" : ", ") + printable(tensor.name);
-  }
-  fail_input("{}: there is no tensor {}; the file has: {}", file.path(), name, present.empty() ? "none" : present);
+float half_to_float(std::uint16_t half) {
+  const std::uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 0x1fu, mantissa = half & 0x3ffu;
+  if (exponent == 0) return std::bit_cast<float>(sign | 0x3f800000u) * (static_cast<float>(mantissa) * 0x1p-24f);
+  const std::uint32_t widened = exponent == 0x1f ? 0xffu : exponent + 112;
+  return std::bit_cast<float>(sign | widened << 23 | mantissa << 13);
 }
 
-const std::string* find_metadata(const SafetensorsFile& file, const std::string& key) {
-  const auto found = file.metadata().find(key);
-  return found == file.metadata().end() ? nullptr : &found->second;
-}
-
-template <typename Number>
-std::optional<Number> parse_number(const std::string& text) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-chiasma_tensor cpu_tensor(const SafetensorsFile& file, const SafetensorsTensor& tensor, chiasma_dtype dtype) {
-  if (tensor.shape.size() > CHIASMA_MAX_RANK) {
-    fail_input("{}: {} is {}; no argument has more than {} dimensions", file.path(), tensor.name, describe(tensor),
-               CHIASMA_MAX_RANK);
-  }
-  // A scalar would read as "absent"; no argument is one.
-  if (tensor.shape.empty()) fail_input("{}: {} is {}, a scalar", file.path(), tensor.name, describe(tensor));
-  return chiasma_contiguous(const_cast<std::byte*>(tensor.data.data()), dtype, kCpu,
-                            static_cast<std::int32_t>(tensor.shape.size()), tensor.shape.data());
-}
-
-// Other programs use the key too ("pt"): what is no cache format says nothing.
-std::optional<KvFormat> format_in_metadata(const SafetensorsFile& file) {
-  const std::string* text = find_metadata(file, "format");
-  if (text == nullptr) return std::nullopt;
-  for (const KvFormat format : kAllFormats) {
-    if (*text == format_name(format)) return format;
-  }
-  return std::nullopt;
-}
-
-KvFormat format_of_cache(const SafetensorsFile& file, const SafetensorsTensor& cache) {
-  const bool is_bytes = cache.dtype == Dtype::kU8 || cache.dtype == Dtype::kF8E4M3;
-  if (!is_bytes && cache.dtype != Dtype::kBF16) {
-    fail_input("{}: {} is {}; a quantised cache must be U8 or F8_E4M3, an unquantised one BF16", file.path(),
-               cache.name, describe(cache));
-  }
-  const std::optional<KvFormat> stated = format_in_metadata(file);
-  if (stated && traits_of(*stated).is_quantized() != is_bytes) {
-    fail_input("{}: {} is {}, but metadata \"format\" says {}", file.path(), cache.name, describe(cache),
-               format_name(*stated));
-  }
-  if (stated) return *stated;
-  const std::int64_t last = cache.shape.empty() ? 0 : cache.shape.back();
-  std::optional<KvFormat> found;
-  std::string described;
-  for (const KvFormat format : kAllFormats) {
-    const RowTraits traits = traits_of(format);
-    described += fmt::format("{}{} {} wide", described.empty() ? "" : ", ", traits.name, token_extent(format));
-    // Formats that share a width, and those that need a scale, must be named.
-    const bool is_told_by_width = format == KvFormat::v32 || format == KvFormat::v4 || !traits.is_quantized();
-    if (cache.shape.size() > 2 && is_told_by_width && traits.is_quantized() == is_bytes &&
-        last == token_extent(format)) {
-      found = format;
-    }
-  }
-  if (found) return *found;
-  fail_input(
-      "{}: {} is {}; must be [num_pages, page, width] or, where a format has a scale plane, [num_pages, bytes per "
-      "page], "
-      "and metadata \"format\" must name what is not told by the width. Formats: {}",
-      file.path(), cache.name, describe(cache), described);
-}
-
-// [num_pages, bytes per page] as [num_pages, page, width] with that page stride.
-chiasma_tensor unfold_pages(const SafetensorsFile& file, const SafetensorsTensor& cache, KvFormat format,
-                            const std::string& page_key) {
-  const std::string* text = find_metadata(file, page_key);
-  if (text == nullptr) {
-    fail_input("{}: {} is {}; metadata \"{}\" must say how many tokens a page has", file.path(), cache.name,
-               describe(cache), page_key);
-  }
-  const std::optional<std::int32_t> page = parse_number<std::int32_t>(*text);
-  if (!page || *page < 1) {
-    fail_input("{}: metadata \"{}\" is \"{}\"; must be a number of tokens, 1 or more", file.path(), page_key,
-               printable(*text));
-  }
-  const std::int64_t page_bytes = cache.shape[1];
-  if (page_bytes < min_page_bytes(format, *page)) {
-    fail_input("{}: {} is {}; pages of {} tokens need at least {} bytes", file.path(), cache.name, describe(cache),
-               *page, min_page_bytes(format, *page));
-  }
-  const std::array<std::int64_t, 3> shape{cache.shape[0], *page, token_extent(format)};
-  chiasma_tensor tensor = chiasma_contiguous(const_cast<std::byte*>(cache.data.data()), CHIASMA_UINT8, kCpu,
-                                             static_cast<std::int32_t>(shape.size()), shape.data());
-  tensor.stride[0] = page_bytes;
-  return tensor;
-}
-
-std::int64_t num_slots(const chiasma_tensor& cache) {
-  std::int64_t slots = 0;
-  // Only caches without bytes can be that large; the library refuses them.
-  return __builtin_mul_overflow(cache.shape[0], cache.shape[1], &slots) ? 0 : slots;
-}
-
-// Blanks around it and a plus are how people write numbers.
-std::optional<double> parse_loosely(std::string_view text) {
-  constexpr const char* kBlanks = " \t\r\n";
-  const std::size_t begin = text.find_first_not_of(kBlanks);
-  if (begin == std::string_view::npos) return std::nullopt;
-  text = text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
-  if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);
-  return parse_number<double>(std::string(text));
-}
-
-double number_of(const SafetensorsFile& file, const SafetensorsTensor& tensor) {
-  if (tensor.dtype == Dtype::kF32 && tensor.data.size() == sizeof(float)) {
-    float value = 0;
-    std::memcpy(&value, tensor.data.data(), sizeof value);
+// Element i of a tensor whose dtype is one of these.
+float element_as_float(const SafetensorsTensor& tensor, std::size_t i) {
+  const auto load = [&]<typename T>(T value) {
+    std::memcpy(&value, tensor.data.data() + i * sizeof value, sizeof value);
     return value;
-  }
-  if (tensor.dtype == Dtype::kF64 && tensor.data.size() == sizeof(double)) {
-    double value = 0;
-    std::memcpy(&value, tensor.data.data(), sizeof value);
-    return value;
-  }
-  fail_input("{}: {} is {}; must be one number, F32 or F64", file.path(), tensor.name, describe(tensor));
+  };
+  if (tensor.dtype == Dtype::kF32) return load(0.0f);
+  if (tensor.dtype == Dtype::kF16) return half_to_float(load(std::uint16_t{0}));
+  return to_float(load(bf16_t{}));
+}
+
+bool is_convertible(Dtype dtype) {
+  return dtype == Dtype::kF32 || dtype == Dtype::kF16 || dtype == Dtype::kBF16;
+}
+
+// Behind the first dimension, one of extent 1.
+void insert_dimension(chiasma_tensor& tensor) {
+  std::array<std::int64_t, CHIASMA_MAX_RANK> shape{tensor.shape[0], 1};
+  std::copy(tensor.shape + 1, tensor.shape + tensor.rank, shape.begin() + 2);
+  tensor = chiasma_contiguous(tensor.data, tensor.dtype, tensor.device, tensor.rank + 1, shape.data());
 }
 
 }  // namespace
 
-double read_kv_scale(const SafetensorsFile& file, chiasma_kv_format format) {
-  const std::string* text = find_metadata(file, "kv_scale");
-  if (traits_of(static_cast<KvFormat>(format)).scale_type != ScaleType::cache) return 0;
-  if (text == nullptr) {
-    fail_input("{}: metadata \"kv_scale\" must say what the codes of an {} cache are multiplied by", file.path(),
-               chiasma_kv_format_name(format));
-  }
-  const std::optional<double> value = parse_number<double>(*text);
-  if (!value) fail_input("{}: metadata \"kv_scale\" is \"{}\"; must be a number", file.path(), printable(*text));
-  return *value;
-}
-
-CacheTensor read_cache(const SafetensorsFile& file, const std::string& name, const std::string& page_key) {
-  const SafetensorsTensor& cache = require(file, name);
-  const KvFormat format = format_of_cache(file, cache);
-  const chiasma_tensor tensor =
-      traits_of(format).is_quantized() && cache.shape.size() == 2
-          ? unfold_pages(file, cache, format, page_key)
-          : cpu_tensor(file, cache, traits_of(format).is_quantized() ? CHIASMA_UINT8 : CHIASMA_BFLOAT16);
-  return {static_cast<chiasma_kv_format>(format), tensor, cache.data};
-}
-
-DecodeInput::DecodeInput(const SafetensorsFile& file, std::optional<double> sm_scale) : file_(file) {
+DecodeInput::DecodeInput(const SafetensorsFile& file, const DecodeInputOptions& options)
+    : file_(file), cast_(options.cast) {
   const CacheTensor cache = read_cache(file, kCacheName, "page");
   args_.format = cache.format;
-  args_.sm_scale = choose_sm_scale(sm_scale);
+  args_.sm_scale = choose_sm_scale(options.sm_scale);
   args_.kv_scale = read_kv_scale(file, cache.format);
   require(file, "q");
   require(file, "indices");
@@ -209,7 +87,36 @@ DecodeInput::DecodeInput(const SafetensorsFile& file, std::optional<double> sm_s
   }
   add_integers("extra_indices", &chiasma_decode_args::extra_indices, extra_slots);
   add_integers("extra_topk_length", &chiasma_decode_args::extra_topk_length, 0);
+  unify_shapes();
+  check_query_width();
   find_unused();
+}
+
+// People leave out the dimension of query tokens where there is one of each request, and have it in lengths where
+// there are several.
+void DecodeInput::unify_shapes() {
+  is_flat_ = args_.q.rank == 3;
+  if (is_flat_) insert_dimension(args_.q);
+  if (args_.q_rope.rank == 3) insert_dimension(args_.q_rope);
+  for (chiasma_tensor* indices : {&args_.indices, &args_.extra_indices}) {
+    if (indices->rank == 2 && args_.q.rank == 4 && args_.q.shape[1] == 1) insert_dimension(*indices);
+  }
+  for (chiasma_tensor* length : {&args_.topk_length, &args_.extra_topk_length}) {
+    if (length->rank == 2 && length->shape[1] == 1) length->rank = 1;
+  }
+}
+
+void DecodeInput::check_query_width() const {
+  const std::int64_t width = chiasma_kv_dim(args_.format) - (args_.q_rope.rank != 0 ? kRopeDim : 0);
+  if (args_.q.rank != 4 || args_.q.shape[3] == width) return;
+  std::string fitting;
+  for (const KvFormat format : kAllFormats) {
+    if (key_dim(format) - (args_.q_rope.rank != 0 ? kRopeDim : 0) != args_.q.shape[3]) continue;
+    fitting += (fitting.empty() ? "" : ", ") + std::string(format_name(format));
+  }
+  fail_input("{}: q is {}; queries of a {} cache{} are {} wide; {}", file_.path(), describe(require(file_, "q")),
+             chiasma_kv_format_name(args_.format), args_.q_rope.rank != 0 ? " beside q_rope" : "", width,
+             fitting.empty() ? "no format has this width" : "this width have " + fitting);
 }
 
 void DecodeInput::add(chiasma_tensor chiasma_decode_args::*member, chiasma_tensor tensor,
@@ -230,9 +137,32 @@ void DecodeInput::add_plain(const std::string& name, Dtype dtype, chiasma_tensor
   const SafetensorsTensor* tensor = file_.find(name);
   if (tensor == nullptr) return;
   if (tensor->dtype != dtype) {
-    fail_input("{}: {} is {}; must be {}", file_.path(), name, describe(*tensor), dtype_name(dtype));
+    if (cast_ && is_convertible(tensor->dtype)) return convert(*tensor, dtype, member);
+    fail_input("{}: {} is {}; must be {}: {}convert it, in PyTorch with {}", file_.path(), name, describe(*tensor),
+               dtype_name(dtype), is_convertible(tensor->dtype) ? "give --cast, or " : "",
+               dtype == Dtype::kBF16 ? ".bfloat16()" : ".float()");
   }
   add(member, cpu_tensor(file_, *tensor, dtype == Dtype::kBF16 ? CHIASMA_BFLOAT16 : CHIASMA_FLOAT32), tensor->data);
+}
+
+void DecodeInput::convert(const SafetensorsTensor& tensor, Dtype dtype, chiasma_tensor chiasma_decode_args::*member) {
+  const std::size_t count = tensor.data.size() / static_cast<std::size_t>(dtype_bits(tensor.dtype) / 8);
+  const bool to_bf16s = dtype == Dtype::kBF16;
+  const std::size_t bytes = count * (to_bf16s ? sizeof(bf16_t) : sizeof(float));
+  copies_.emplace_back((bytes + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t));
+  auto* to = reinterpret_cast<std::byte*>(copies_.back().data());
+  for (std::size_t i = 0; i < count; ++i) {
+    const float value = element_as_float(tensor, i);
+    const bf16_t rounded = to_bf16(value);
+    if (to_bf16s) std::memcpy(to + i * sizeof rounded, &rounded, sizeof rounded);
+    if (!to_bf16s) std::memcpy(to + i * sizeof value, &value, sizeof value);
+  }
+  chiasma_tensor converted = cpu_tensor(file_, tensor, to_bf16s ? CHIASMA_BFLOAT16 : CHIASMA_FLOAT32);
+  converted.data = to;
+  args_.*member = converted;
+  tensors_.push_back({member, bytes});
+  conversions_.push_back(
+      fmt::format("{}: {} is {}; converted to {}", file_.path(), tensor.name, describe(tensor), dtype_name(dtype)));
 }
 
 // int64 becomes int32. num_slots: indices from there on select nothing, so that any of them may become -1; 0 for
@@ -243,7 +173,8 @@ void DecodeInput::add_integers(const std::string& name, chiasma_tensor chiasma_d
   if (tensor == nullptr) return;
   if (tensor->dtype == Dtype::kI32) return add(member, cpu_tensor(file_, *tensor, CHIASMA_INT32), tensor->data);
   if (tensor->dtype != Dtype::kI64) {
-    fail_input("{}: {} is {}; must be I32 or I64", file_.path(), name, describe(*tensor));
+    fail_input("{}: {} is {}; must be I32 or I64: convert it, in PyTorch with .int()", file_.path(), name,
+               describe(*tensor));
   }
   const bool is_length =
       member == &chiasma_decode_args::topk_length || member == &chiasma_decode_args::extra_topk_length;

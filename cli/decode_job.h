@@ -13,6 +13,11 @@ namespace chiasma::cli {
 
 inline constexpr std::int64_t kOutputWidth = 512;
 
+// In an output's metadata: whether a sink has taken its part of the probabilities, after which results cannot be
+// merged.
+inline constexpr const char* kSinkKey = "attn_sink";
+inline constexpr const char* kSinkApplied = "applied";
+
 // A tensor of a decode call and the bytes of memory that it spans.
 struct DecodeTensor {
   chiasma_tensor chiasma_decode_args::*member;

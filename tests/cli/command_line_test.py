@@ -83,7 +83,7 @@ class CommandLineTest(ProgramTestCase):
 
     def test_bad_shapes(self):
         self.expect_refused(lambda t: t.update(kv_cache=("U8", np.zeros((2, 4, 655), np.uint8))), "kv_cache is U8 [2, 4, 655]")
-        self.expect_refused(lambda t: t.update(kv_cache=("U8", np.zeros((2, 656), np.uint8))), "kv_cache is U8 [2, 656]")
+        self.expect_refused(lambda t: t.update(kv_cache=("U8", np.zeros((2, 655), np.uint8))), "kv_cache is U8 [2, 655]")
         self.expect_refused(lambda t: t.update(q=("BF16", np.zeros((2, 1, 8, 512), np.uint16))), "q ")
         self.expect_refused(lambda t: t.update(q=("BF16", np.zeros((2, 1, 129, 576), np.uint16))), "129")
         self.expect_refused(lambda t: t.update(q=("BF16", np.zeros((), np.uint16))), "q is BF16 []")

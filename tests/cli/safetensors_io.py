@@ -5,7 +5,7 @@ import struct
 import numpy as np
 
 # BF16 and F8_E4M3 have no numpy type; they are handled as their bits.
-TYPES = {"U8": np.uint8, "F8_E4M3": np.uint8, "BF16": np.uint16, "F16": np.uint16, "I32": np.int32, "I64": np.int64,
+TYPES = {"U8": np.uint8, "I8": np.int8, "F8_E4M3": np.uint8, "BF16": np.uint16, "F16": np.uint16, "I32": np.int32, "I64": np.int64,
          "F64": np.float64, "F32": np.float32}
 
 

@@ -27,7 +27,7 @@ void check_tensors(const SafetensorsFile& file, std::span<const std::byte> bytes
 }
 
 void decode(const SafetensorsFile& file) {
-  const DecodeInput input(file, std::nullopt);
+  const DecodeInput input(file, {});
   const auto device = chiasma::harness::open_cpu_device();
   DecodeJob job(input.args(), input.tensors(), *device, {}, "fuzz");
   job.run();
