@@ -12,6 +12,8 @@ namespace chiasma::cli {
 void register_demo(CLI::App& app, int& exit_code);
 void register_decode(CLI::App& app, int& exit_code);
 void register_quantize(CLI::App& app, int& exit_code);  // quantize and dequantize
+void register_merge(CLI::App& app, int& exit_code);
+void register_inspect(CLI::App& app, int& exit_code);
 void register_verify(CLI::App& app, int& exit_code);
 void register_bench(CLI::App& app, int& exit_code);
 void register_budget(CLI::App& app, int& exit_code);

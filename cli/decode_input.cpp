@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <limits>
 #include <string_view>
@@ -28,13 +27,6 @@ constexpr const char* kScaleName = "sm_scale";
 constexpr std::array<std::string_view, 10> kNames = {
     "q",         "q_rope",        kCacheName,      "indices",           "topk_length",
     "attn_sink", kExtraCacheName, "extra_indices", "extra_topk_length", kScaleName};
-
-float half_to_float(std::uint16_t half) {
-  const std::uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 0x1fu, mantissa = half & 0x3ffu;
-  if (exponent == 0) return std::bit_cast<float>(sign | 0x3f800000u) * (static_cast<float>(mantissa) * 0x1p-24f);
-  const std::uint32_t widened = exponent == 0x1f ? 0xffu : exponent + 112;
-  return std::bit_cast<float>(sign | widened << 23 | mantissa << 13);
-}
 
 // Element i of a tensor whose dtype is one of these.
 float element_as_float(const SafetensorsTensor& tensor, std::size_t i) {

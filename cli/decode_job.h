@@ -30,6 +30,16 @@ struct DecodeJobOptions {
   Release release = [](std::span<const std::byte>) {};
 };
 
+struct DestroyPlan {
+  void operator()(chiasma_decode_plan* plan) const { chiasma_decode_plan_destroy(plan); }
+};
+using DecodePlanPointer = std::unique_ptr<chiasma_decode_plan, DestroyPlan>;
+
+// The plan of a call whose CPU tensors will be on a device; `args` gets the shapes that it is for. Throws CommandError
+// with `where` in front of the library's message.
+DecodePlanPointer plan_decode(chiasma_decode_args& args, std::span<const DecodeTensor> inputs,
+                              const DeviceTensors& tensors, const DecodeJobOptions& options, const std::string& where);
+
 class DecodeJob {
  public:
   // args: CPU tensors, with out and lse absent; `inputs` says which are there. They and `device` must outlive the job.
@@ -44,14 +54,10 @@ class DecodeJob {
   std::span<const std::byte> lse() { return tensors_.fetch(args_.lse); }
 
  private:
-  struct DestroyPlan {
-    void operator()(chiasma_decode_plan* plan) const { chiasma_decode_plan_destroy(plan); }
-  };
-
   std::string where_;
   DeviceTensors tensors_;
   chiasma_decode_args args_;
-  std::unique_ptr<chiasma_decode_plan, DestroyPlan> plan_;
+  DecodePlanPointer plan_;
   std::byte* workspace_ = nullptr;
 };
 

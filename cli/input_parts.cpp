@@ -1,5 +1,6 @@
 #include "cli/input_parts.h"
 
+#include <bit>
 #include <cstring>
 
 #include "cli/error.h"
@@ -38,6 +39,13 @@ std::optional<double> parse_loosely(std::string_view text) {
   text = text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
   if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);
   return parse_number<double>(text);
+}
+
+float half_to_float(std::uint16_t half) {
+  const std::uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 0x1fu, mantissa = half & 0x3ffu;
+  if (exponent == 0) return std::bit_cast<float>(sign | 0x3f800000u) * (static_cast<float>(mantissa) * 0x1p-24f);
+  const std::uint32_t widened = exponent == 0x1f ? 0xffu : exponent + 112;
+  return std::bit_cast<float>(sign | widened << 23 | mantissa << 13);
 }
 
 double number_of(const SafetensorsFile& file, const SafetensorsTensor& tensor) {

@@ -32,6 +32,9 @@ std::optional<Number> parse_number(std::string_view text) {
 // With blanks around it and a plus, as people write numbers.
 std::optional<double> parse_loosely(std::string_view text);
 
+// IEEE binary16, which F16 is.
+float half_to_float(std::uint16_t half);
+
 // The number that a tensor of one F32 or F64 holds. Throws CommandError.
 double number_of(const SafetensorsFile& file, const SafetensorsTensor& tensor);
 

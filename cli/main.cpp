@@ -26,6 +26,8 @@ int parse_and_run(int argc, char** argv) {
   register_demo(app, exit_code);
   register_decode(app, exit_code);
   register_quantize(app, exit_code);
+  register_merge(app, exit_code);
+  register_inspect(app, exit_code);
   register_verify(app, exit_code);
   register_bench(app, exit_code);
   register_budget(app, exit_code);

@@ -155,6 +155,8 @@ SafetensorsFile SafetensorsFile::parse(std::span<const std::byte> bytes, std::st
   SafetensorsFile file;
   SafetensorsHeader header = read_safetensors_header(json, data.size(), path);
   file.path_ = std::move(path);
+  file.begin_ = bytes.data();
+  file.data_offset_ = kLengthBytes + header_bytes;
   file.metadata_ = std::move(header.metadata);
   for (HeaderTensor& tensor : header.tensors) {
     const auto begin = static_cast<std::size_t>(tensor.begin);

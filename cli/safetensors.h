@@ -83,6 +83,11 @@ class SafetensorsFile {
   const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }  // in the order of their data
   const SafetensorsTensor* find(std::string_view name) const;                 // null: not there
   const SafetensorsMetadata& metadata() const { return metadata_; }
+  // Where the tensors' data begins in the file, and where that of one of its tensors does.
+  std::uint64_t data_offset() const { return data_offset_; }
+  std::uint64_t offset_of(const SafetensorsTensor& tensor) const {
+    return tensor.data.data() == nullptr ? data_offset_ : static_cast<std::uint64_t>(tensor.data.data() - begin_);
+  }
   // A part of a tensor's data that is not needed for now leaves memory, if it came from a file.
   void release(std::span<const std::byte> part) const;
 
@@ -90,6 +95,8 @@ class SafetensorsFile {
   SafetensorsFile() = default;
 
   std::string path_;
+  const std::byte* begin_ = nullptr;
+  std::uint64_t data_offset_ = 0;
   std::vector<SafetensorsTensor> tensors_;
   std::map<std::string, std::size_t, std::less<>> by_name_;
   SafetensorsMetadata metadata_;
