@@ -361,7 +361,7 @@ CacheCase merge_case(Device& device, const char* name) {
   const chiasma_merge_args args = {tensor(part_out.get(), kDtype, device.id(), {kParts, kTokens, 1, kHeads, kDim}),
                                    tensor(part_lse.get(), CHIASMA_FLOAT32, device.id(), {kParts, kTokens, 1, kHeads}),
                                    tensor(out.get(), kDtype, device.id(), {kTokens, 1, kHeads, kDim}),
-                                   tensor(out_lse.get(), CHIASMA_FLOAT32, device.id(), {kTokens, 1, kHeads})};
+                                   tensor(out_lse.get(), CHIASMA_FLOAT32, device.id(), {kTokens, 1, kHeads}), 0};
   CacheCase made{name, "merge_kernel", 0, {}, {}};
   made.bytes = static_cast<double>((kParts + 1) * kTokens * kHeads) * static_cast<double>(kDim * sizeof(Value) + 4);
   made.launch = [args, part_out, part_lse, out, out_lse] { return chiasma_merge(&args, nullptr); };
@@ -380,7 +380,7 @@ CacheCase merge_case(Device& device, const char* name) {
     const chiasma_merge_args host = {tensor(parts.data(), kDtype, kCpu, {kParts, kChecked, 1, kHeads, kDim}),
                                      tensor(lses.data(), CHIASMA_FLOAT32, kCpu, {kParts, kChecked, 1, kHeads}),
                                      tensor(merged.data(), kDtype, kCpu, {kChecked, 1, kHeads, kDim}),
-                                     tensor(merged_lse.data(), CHIASMA_FLOAT32, kCpu, {kChecked, 1, kHeads})};
+                                     tensor(merged_lse.data(), CHIASMA_FLOAT32, kCpu, {kChecked, 1, kHeads}), 0};
     check(chiasma_merge(&host, nullptr));
     return starts_with(device, out, merged) && starts_with(device, out_lse, merged_lse);
   };

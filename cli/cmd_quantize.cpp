@@ -98,7 +98,8 @@ std::array<std::int64_t, 3> kv_shape(const SafetensorsFile& file, const Safetens
   std::vector<std::int64_t> shape = kv.shape;
   if (shape.size() == 4 && shape[2] == 1) shape.erase(shape.begin() + 2);
   if (kv.dtype != Dtype::kBF16 || shape.size() != 3 || shape[2] != width) {
-    fail_input("{}: kv is {}; must be BF16 [num_pages, page, {}]", file.path(), describe(kv), width);
+    fail_input("{}: kv is {}; must be BF16 [num_pages, page, {}]{}", file.path(), describe(kv), width,
+               kv.dtype == Dtype::kBF16 ? "" : ": convert it, in PyTorch with .bfloat16()");
   }
   if (shape[1] < 1 || shape[1] > std::numeric_limits<std::int32_t>::max()) {
     fail_input("{}: kv is {}; a page must hold 1 token or more", file.path(), describe(kv));
@@ -191,6 +192,11 @@ void run_quantize(const Options& options) {
   }
   writer.set_metadata(std::move(metadata));
   declare_others(file, "kv", "kv_cache", writer);
+  if (file.find("slot_mapping") != nullptr) {
+    fmt::print(stderr,
+               "chiasma: note: {}: slot_mapping is copied, but not used: every row goes to the slot of its number\n",
+               file.path());
+  }
   writer.begin(options.output);
 
   std::int64_t nonfinite = 0;

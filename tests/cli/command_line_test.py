@@ -251,7 +251,10 @@ class CommandLineTest(ProgramTestCase):
         os.remove(self.output)
         self.expect(quantize({"kv": ("BF16", np.zeros((4, 0, 576), np.uint16))}), BAD_INPUT, "kv is BF16 [4, 0, 576]")
         self.expect(quantize({"kv": ("BF16", np.zeros((4, 576), np.uint16))}), BAD_INPUT, "kv is BF16 [4, 576]")
-        self.expect(quantize({"kv": ("F32", np.zeros((1, 4, 576), np.float32))}), BAD_INPUT, "kv is F32")
+        self.expect(quantize({"kv": ("F32", np.zeros((1, 4, 576), np.float32))}), BAD_INPUT, "kv is F32", ".bfloat16()")
+        self.expect(quantize({"kv": ("BF16", np.zeros((1, 2, 576), np.uint16)), "slot_mapping": ("I64", np.arange(2))}),
+                    DONE, "slot_mapping is copied, but not used")
+        os.remove(self.output)
         self.expect(quantize({"q": ("F32", np.zeros(1, np.float32))}), BAD_INPUT, "no tensor kv")
         self.expect(quantize({"kv": ("BF16", np.zeros((1, 1, 576), np.uint16)), "kv_cache": ("U8", np.zeros(1, np.uint8))}),
                     BAD_INPUT, "kv_cache")
