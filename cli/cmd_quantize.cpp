@@ -202,6 +202,7 @@ void run_quantize(const Options& options) {
     writer.write(cache.first(count * job.page_bytes));
   });
   write_others(file, "kv", writer);
+  file.check_length();
   writer.commit();
   fmt::print(stderr, "chiasma: {} pages of {} tokens quantised to {}, {} scales; {} values were NaN or infinite\n",
              num_pages, page, options.format, options.scale, nonfinite);
@@ -251,6 +252,7 @@ void run_dequantize(const Options& options) {
     writer.write(kv.first(count * kv_page_bytes));
   });
   write_others(file, "kv_cache", writer);
+  file.check_length();
   writer.commit();
 }
 
