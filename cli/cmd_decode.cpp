@@ -58,9 +58,10 @@ struct Options {
   DecodeJobOptions job;
 };
 
-void write_results(SafetensorsWriter& writer, DecodeJob& job) {
+void write_results(const SafetensorsFile& file, SafetensorsWriter& writer, DecodeJob& job) {
   writer.write(job.lse());
   writer.write(job.out());
+  file.check_length();
   writer.commit();
 }
 
@@ -119,7 +120,7 @@ void run_decode_command(const Options& options) {
     const Progress progress(fmt::format("decoding {} x {} query tokens", q.shape[0], q.shape[1]));
     job.run();
   }
-  write_results(writer, job);
+  write_results(file, writer, job);
 }
 
 }  // namespace

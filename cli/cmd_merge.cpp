@@ -2,10 +2,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "cli/commands.h"
@@ -110,12 +114,45 @@ struct Buffers {
   }
 };
 
+// A file whose tokens would count twice.
+void check_not_twice(const std::vector<std::string>& paths) {
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      std::error_code error;  // of files that are not there, which opening them will tell
+      if (std::filesystem::equivalent(paths[i], paths[j], error)) {
+        fail_input("{} and {} are one file, whose tokens would count twice", paths[j], paths[i]);
+      }
+    }
+  }
+}
+
+// It would make rows NaN without a word, where its writer most likely means a part without tokens.
+void check_no_plus_infinity(const Part& part) {
+  for (std::size_t row = 0; row < part.lse->data.size() / sizeof(float); ++row) {
+    float lse = 0;
+    std::memcpy(&lse, part.lse->data.data() + row * sizeof lse, sizeof lse);
+    if (lse != std::numeric_limits<float>::infinity()) continue;
+    fail_input(
+        "{}: lse is +inf in row {}; if that is how its writer says that a part is empty, give "
+        "--plus-infinity-is-empty",
+        part.file.path(), row);
+  }
+}
+
+void note_nan(const std::vector<float>& lse) {
+  const auto num_nan = std::ranges::count_if(lse, [](float value) { return std::isnan(value); });
+  if (num_nan == 0) return;
+  fmt::print(stderr, "chiasma: note: {} of {} rows are NaN, as the lse of a part is\n", num_nan, lse.size());
+}
+
 void run_merge(const Options& options) {
   std::vector<Part> parts;
+  check_not_twice(options.inputs);
   parts.reserve(options.inputs.size());  // each points into its own file
   for (const std::string& path : options.inputs) {
     parts.push_back(open_part(path));
     check_alike(parts.front(), parts.back());
+    if (!options.plus_infinity_is_empty) check_no_plus_infinity(parts.back());
   }
   const SafetensorsTensor& like = *parts.front().out;
   const std::size_t num_rows = parts.front().lse->data.size() / sizeof(float);
@@ -147,7 +184,9 @@ void run_merge(const Options& options) {
     progress.advance(static_cast<std::int64_t>(rows));
   }
   writer.write(std::as_bytes(std::span(lse)));
+  for (const Part& part : parts) part.file.check_length();
   writer.commit();
+  note_nan(lse);
 }
 
 constexpr const char* kHelp = R"(Merges the outputs of several decodes of the same queries over different KV tokens.
@@ -167,8 +206,9 @@ void register_merge(CLI::App& app, int& exit_code) {
   command->add_option("--input", options->inputs, "safetensors files to read, one a part")->required();
   command->add_option("--output", options->output, "safetensors file to write; replaced only when complete")
       ->required();
-  command->add_flag("--plus-infinity-is-empty", options->plus_infinity_is_empty,
-                    "an lse of +inf, too, says that a part is empty (some kernels write that); otherwise it gives NaN");
+  command->add_flag(
+      "--plus-infinity-is-empty", options->plus_infinity_is_empty,
+      "an lse of +inf, too, says that a part is empty (some kernels write that); otherwise it is refused");
   command->callback([options, &exit_code] {
     run_merge(*options);
     exit_code = kExitOk;

@@ -208,6 +208,7 @@ void run_quantize(const Options& options) {
     writer.write(cache.first(count * job.page_bytes));
   });
   write_others(file, "kv", writer);
+  file.check_length();
   writer.commit();
   fmt::print(stderr, "chiasma: {} pages of {} tokens quantised to {}, {} scales; {} values were NaN or infinite\n",
              num_pages, page, options.format, options.scale, nonfinite);
@@ -257,6 +258,7 @@ void run_dequantize(const Options& options) {
     writer.write(kv.first(count * kv_page_bytes));
   });
   write_others(file, "kv_cache", writer);
+  file.check_length();
   writer.commit();
 }
 

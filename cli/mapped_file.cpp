@@ -17,6 +17,11 @@
 #include "cli/safetensors.h"
 
 namespace chiasma::cli {
+namespace {
+
+constexpr const char* kBecameShorter = ": the file became shorter while it was read";
+
+}  // namespace
 
 // What the signal handler knows of a mapping. These are never freed, since a handler may be looking at them; a program
 // that reads some files has some.
@@ -30,7 +35,7 @@ struct MappedFile::Watched {
 
   static Watched* add(const std::string& path, const std::byte* address, std::size_t bytes) {
     auto* added = new Watched;
-    added->message = "chiasma: " + path + ": the file became shorter while it was read\n";
+    added->message = "chiasma: " + path + kBecameShorter + "\n";
     added->end = reinterpret_cast<std::uintptr_t>(address) + bytes;
     added->begin = reinterpret_cast<std::uintptr_t>(address);
     added->next = first.load();
@@ -72,32 +77,20 @@ namespace {
   throw SafetensorsError(message);
 }
 
-// Closed with the object.
-struct Descriptor {
-  int number;
-
-  explicit Descriptor(int opened) : number(opened) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (number >= 0) close(number);
-  }
-};
-
 }  // namespace
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
+  std::shared_ptr<MappedFile> file(new MappedFile(path));
   // O_NONBLOCK: opening a pipe that nobody writes to would wait for ever.
-  const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (descriptor.number < 0) fail_open(path, errno);
+  file->descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file->descriptor_ < 0) fail_open(path, errno);
   struct stat status {};
-  if (fstat(descriptor.number, &status) != 0 || !S_ISREG(status.st_mode)) {
+  if (fstat(file->descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
     throw SafetensorsError(path + ": cannot be read: it is not a regular file");
   }
-  std::shared_ptr<MappedFile> file(new MappedFile);
   const auto bytes = static_cast<std::size_t>(status.st_size);
   if (bytes == 0) return file;
-  void* address = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, descriptor.number, 0);
+  void* address = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file->descriptor_, 0);
   if (address == MAP_FAILED) fail_open(path, errno);
   file->address_ = static_cast<const std::byte*>(address);
   file->bytes_ = bytes;
@@ -109,6 +102,13 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
 MappedFile::~MappedFile() {
   if (watched_ != nullptr) watched_->begin = 0;
   if (bytes_ != 0) munmap(const_cast<std::byte*>(address_), bytes_);
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+void MappedFile::check_length() const {
+  struct stat status {};
+  if (fstat(descriptor_, &status) == 0 && static_cast<std::size_t>(status.st_size) >= bytes_) return;
+  throw SafetensorsError(path_ + kBecameShorter);
 }
 
 void MappedFile::release(std::span<const std::byte> part) const {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 namespace chiasma::cli {
 
@@ -20,14 +21,19 @@ class MappedFile {
   ~MappedFile();
 
   std::span<const std::byte> bytes() const { return {address_, bytes_}; }
+  // Throws SafetensorsError if the file is shorter than it was. Where it lost less than a page of memory, nothing else
+  // tells: what is gone reads as zeros. For the end of a command, before its result is kept.
+  void check_length() const;
   // Bytes that are not needed for now: they leave memory, and are read again if touched.
   void release(std::span<const std::byte> part) const;
 
  private:
   struct Watched;
 
-  MappedFile() = default;
+  explicit MappedFile(std::string path) : path_(std::move(path)) {}
 
+  std::string path_;
+  int descriptor_ = -1;
   const std::byte* address_ = nullptr;
   std::size_t bytes_ = 0;
   Watched* watched_ = nullptr;

@@ -127,6 +127,10 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
   return file;
 }
 
+void SafetensorsFile::check_length() const {
+  if (mapping_ != nullptr) mapping_->check_length();
+}
+
 void SafetensorsFile::release(std::span<const std::byte> part) const {
   if (mapping_ != nullptr) mapping_->release(part);
 }

@@ -88,6 +88,8 @@ class SafetensorsFile {
   std::uint64_t offset_of(const SafetensorsTensor& tensor) const {
     return tensor.data.data() == nullptr ? data_offset_ : static_cast<std::uint64_t>(tensor.data.data() - begin_);
   }
+  // Throws SafetensorsError if the file became shorter while its data was read.
+  void check_length() const;
   // A part of a tensor's data that is not needed for now leaves memory, if it came from a file.
   void release(std::span<const std::byte> part) const;
 

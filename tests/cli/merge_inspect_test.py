@@ -67,15 +67,29 @@ class MergeTest(ProgramTestCase):
     def test_plus_infinity(self):
         a = self.part("a", np.full((1, 1, 1, 512), 3), [[[np.inf]]])
         b = self.part("b", np.full((1, 1, 1, 512), 5), [[[0.25]]])
-        self.expect(self.merge(a, b), DONE)
-        self.assertTrue(np.isnan(st.read(self.output)[0]["out"][1]).all())
+        self.expect(self.merge(b, a), BAD_INPUT, a, "lse is +inf in row 0", "--plus-infinity-is-empty")
+        self.assertFalse(os.path.exists(self.output))
         self.expect(self.merge(a, b, flags=["--plus-infinity-is-empty"]), DONE)
         merged, _ = st.read(self.output)
         self.assertEqual((merged["out"][1].min(), merged["lse"][1].item()), (5, 0.25))
 
+    def test_nan_is_told(self):
+        a = self.part("a", np.ones((2, 1, 512)), [[np.nan], [1]])
+        b = self.part("b", np.ones((2, 1, 512)), [[1], [1]])
+        self.expect(self.merge(a, b), DONE, "1 of 2 rows are NaN")
+        self.assertEqual(np.isnan(st.read(self.output)[0]["lse"][1]).tolist(), [[True], [False]])
+
+    def test_one_file_twice(self):
+        a = self.part("a", np.ones((2, 1, 512)), np.ones((2, 1)))
+        os.symlink(a, self.path("b"))
+        for again in a, self.path("b"):
+            self.expect(self.merge(a, again), BAD_INPUT, "are one file, whose tokens would count twice")
+        self.assertFalse(os.path.exists(self.output))
+
     def test_no_rows(self):
         a = self.part("a", np.zeros((0, 1, 8, 512)), np.zeros((0, 1, 8)))
-        self.expect(self.merge(a, a), DONE)
+        b = self.part("b", np.zeros((0, 1, 8, 512)), np.zeros((0, 1, 8)))
+        self.expect(self.merge(a, b), DONE)
         self.assertEqual(st.read(self.output)[0]["out"][1].shape, (0, 1, 8, 512))
 
     def test_refusals(self):

@@ -109,9 +109,8 @@ class WildFilesTest(ProgramTestCase):
             outputs.append(st.read(self.output)[0]["out"][1].tobytes())
         self.assertEqual(len(set(outputs)), 1)
 
-    def start_on_a_large_file(self, command):
-        """The process, when it has begun to write; it would go on for seconds."""
-        pages = 60000
+    def start_on_a_large_file(self, command, pages=60000):
+        """The process, when it has begun to write; with that many pages it would go on for seconds."""
         if command == "quantize":
             write_sparse(self.input, {"kv": ("BF16", (pages, 64, 576), pages * 64 * 1152)})
         else:
@@ -131,9 +130,9 @@ class WildFilesTest(ProgramTestCase):
             self.assertEqual(process.wait(), -number)
             self.assertEqual(os.listdir(self.directory), ["in.safetensors"])
 
-    def start_a_large_decode(self):
-        q = (4000, 1, 128, 576)
-        write_sparse(self.input, {"q": ("BF16", q, int(np.prod(q)) * 2), "indices": ("I32", (4000, 1, 2048), 4000 * 8192),
+    def start_a_large_decode(self, requests=4000):
+        q = (requests, 1, 128, 576)
+        write_sparse(self.input, {"q": ("BF16", q, int(np.prod(q)) * 2), "indices": ("I32", (requests, 1, 2048), requests * 8192),
                                   "kv_cache": ("U8", (64, 64, 656), 64 * 64 * 656)}, metadata={"sm_scale": "1"})
         process = subprocess.Popen([CHIASMA, *self.decode_arguments()], stderr=subprocess.PIPE, text=True)
         self.addCleanup(process.stderr.close)
@@ -153,6 +152,15 @@ class WildFilesTest(ProgramTestCase):
         for command in "quantize", "dequantize", "decode":
             process = self.start_a_large_decode() if command == "decode" else self.start_on_a_large_file(command)
             os.truncate(self.input, 100000)
+            self.assertEqual(process.wait(), BAD_INPUT)
+            self.assertIn(f"{self.input}: the file became shorter while it was read", process.stderr.read())
+            self.assertEqual(os.listdir(self.directory), ["in.safetensors"])
+
+    def test_a_file_that_shrinks_by_less_than_a_page(self):
+        """What is gone then reads as zeros, and only the length tells."""
+        for command in "quantize", "dequantize", "decode":
+            process = self.start_a_large_decode(60) if command == "decode" else self.start_on_a_large_file(command, 3000)
+            os.truncate(self.input, os.path.getsize(self.input) - 1)
             self.assertEqual(process.wait(), BAD_INPUT)
             self.assertIn(f"{self.input}: the file became shorter while it was read", process.stderr.read())
             self.assertEqual(os.listdir(self.directory), ["in.safetensors"])
