@@ -68,9 +68,9 @@ def quantize(
     cache = _frameworks.export("out", out, written=True)
     if cache is None:
         cache = _new_cache(framework, number, shape[0], shape[1], kv)
-    names = ("kv", "k_pe", "slot_mapping", "out", "nonfinite_count")
+    names = ("kv", "k_pe", "slot_mapping", "out", "nonfinite_count", "skipped_count")
     stream = framework.stream(kv)
-    _native.call(_native.quantize, names, rows, None, None, cache, None, number, kv_scale, scale_mode, stream)
+    _native.call(_native.quantize, names, rows, None, None, cache, None, None, number, kv_scale, scale_mode, stream)
     framework.finish(kv)
     return framework.result(cache, CACHE_DTYPES[number], kv) if out is None else out
 
@@ -131,6 +131,7 @@ def quantize_and_append(
     scale: str = "pow2",
     kv_scale: float | None = None,
     nonfinite_count: Any = None,
+    skipped_count: Any = None,
 ) -> None:
     """Quantises new tokens and writes each into its slot of a cache, in place.
 
@@ -144,23 +145,27 @@ def quantize_and_append(
             slot leave undefined bytes in it; on the CPU the later one wins.
         scale: as in quantize().
         nonfinite_count: int64 [1] that receives the number of NaN and infinite inputs among the tokens stored.
+        skipped_count: int64 [1] that receives the number of tokens whose slot is neither in the cache nor -1, which is
+            how callers skip a token on purpose: a number above 0 says that slot_mapping is wrong.
 
     >>> chiasma.quantize_and_append(kv_c, k_pe, kv_cache, slot_mapping)
     """
     number, scale_mode = infer_format("kv_cache", kv_cache, format), scale_number(scale)
-    if goes_through_ops(kv_c, k_pe, kv_cache, slot_mapping, nonfinite_count):
+    counts = (nonfinite_count, skipped_count)
+    if goes_through_ops(kv_c, k_pe, kv_cache, slot_mapping, *counts):
         return _torch_cache_ops.quantize_and_append(
-            kv_c, k_pe, kv_cache, slot_mapping, number, scale, kv_scale, nonfinite_count
+            kv_c, k_pe, kv_cache, slot_mapping, number, scale, kv_scale, *counts
         )
     framework = _frameworks.of("kv_c", kv_c)
-    names = ("kv_c" if k_pe is not None else "kv", "k_pe", "slot_mapping", "kv_cache", "nonfinite_count")
-    tensors = (kv_c, k_pe, slot_mapping, kv_cache, nonfinite_count)
+    written = ("kv_cache", "nonfinite_count", "skipped_count")
+    names = ("kv_c" if k_pe is not None else "kv", "k_pe", "slot_mapping", *written)
+    tensors = (kv_c, k_pe, slot_mapping, kv_cache, *counts)
     refuse_gradients(zip(names, tensors))
     for name, tensor in zip(names[:4], tensors):
         if tensor is None and name != "k_pe":
             raise TypeError(_frameworks.not_a_tensor(name, None))
     exported = [
-        _frameworks.export(name, tensor, written=name in ("kv_cache", "nonfinite_count"))
+        _frameworks.export(name, tensor, written=name in written)
         for name, tensor in zip(names, tensors)
     ]
     _native.call(_native.quantize, names, *exported, number, kv_scale, scale_mode, framework.stream(kv_c))

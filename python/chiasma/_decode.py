@@ -269,12 +269,14 @@ def plan(
     return _plan(exported, format_number(format), kv_scale, sm_scale, kernel, batch_invariant, num_splits, num_threads)
 
 
-def merge(part_out: Any, part_lse: Any, *, out: Any = None, lse: Any = None) -> tuple[Any, Any]:
+def merge(
+    part_out: Any, part_lse: Any, *, out: Any = None, lse: Any = None, plus_infinity_is_empty: bool = False
+) -> tuple[Any, Any]:
     """Combines results over disjoint sets of KV tokens, as context parallelism needs:
     lse = log(sum_i exp(lse_i)), out = sum_i exp(lse_i - lse) * out_i, in float64, with the same bits on every device.
 
-    A part with lse -inf adds nothing, whatever its out holds; parts that are all empty give (0, -inf). An lse of NaN or
-    +inf makes its row NaN.
+    A part with lse -inf adds nothing, whatever its out holds; parts that are all empty give (0, -inf). An lse of NaN
+    makes its row NaN, and so does +inf without plus_infinity_is_empty.
 
     Args:
         part_out: bfloat16 or float32 [parts, b, s_q, h_q, 512], or a sequence of tensors [b, s_q, h_q, 512]; or
@@ -282,6 +284,7 @@ def merge(part_out: Any, part_lse: Any, *, out: Any = None, lse: Any = None) -> 
         part_lse: float32 [parts, b, s_q, h_q], or a sequence likewise.
         out: bfloat16 or float32 [b, s_q, h_q, 512] to write to; None: a new one of part_out's dtype.
         lse: float32 [b, s_q, h_q] to write to; None: a new one.
+        plus_infinity_is_empty: +inf, too, is the lse of a part without tokens, as flash_mla writes it.
 
     Returns:
         (out, lse)
@@ -291,7 +294,7 @@ def merge(part_out: Any, part_lse: Any, *, out: Any = None, lse: Any = None) -> 
     part_out = _stacked("part_out", part_out)
     part_lse = _stacked("part_lse", part_lse)
     if goes_through_ops(part_out, part_lse, out, lse):
-        return _torch_ops.merge(part_out, part_lse, out, lse)
+        return _torch_ops.merge(part_out, part_lse, out, lse, plus_infinity_is_empty)
     framework = _frameworks.of("part_out", part_out)
     names = ("part_out", "part_lse", "out", "lse")
     refuse_gradients(zip(names, (part_out, part_lse, out, lse)))
@@ -301,7 +304,8 @@ def merge(part_out: Any, part_lse: Any, *, out: Any = None, lse: Any = None) -> 
     results = [_frameworks.export("out", out, written=True), _frameworks.export("lse", lse, written=True)]
     results[0] = framework.empty((*lead, _VALUE_DIM), dtype, part_out) if out is None else results[0]
     results[1] = framework.empty(lead, "float32", part_out) if lse is None else results[1]
-    _native.call(_native.merge, names, *inputs, *results, framework.stream(part_out))
+    is_empty = bool(plus_infinity_is_empty)
+    _native.call(_native.merge, names, *inputs, *results, is_empty, framework.stream(part_out))
     framework.finish(part_out)
     return (
         framework.result(results[0], dtype, part_out) if out is None else out,

@@ -89,7 +89,7 @@ def dequantize(kv_cache: Any, number: int, kv_scale: float | None, dtype: str, o
     return out
 
 
-@custom_op("chiasma::quantize_and_append", mutates_args=("kv_cache", "nonfinite_count"))
+@custom_op("chiasma::quantize_and_append", mutates_args=("kv_cache", "nonfinite_count", "skipped_count"))
 def _quantize_and_append(
     kv_c: Tensor,
     k_pe: Tensor | None,
@@ -98,13 +98,14 @@ def _quantize_and_append(
     format: str | None,
     scale: str,
     nonfinite_count: Tensor | None,
+    skipped_count: Tensor | None,
     kv_scale: float | None = None,
 ) -> None:
     from . import _cache_ops as plain
 
     plain.quantize_and_append(
         kv_c, k_pe, kv_cache, slot_mapping, format=format, scale=scale, kv_scale=kv_scale,
-        nonfinite_count=nonfinite_count,
+        nonfinite_count=nonfinite_count, skipped_count=skipped_count,
     )  # fmt: skip
 
 
@@ -122,10 +123,11 @@ def quantize_and_append(
     scale: str,
     kv_scale: float | None,
     nonfinite_count: Any,
+    skipped_count: Any,
 ) -> None:
     """chiasma.quantize_and_append() through the operator."""
     torch.ops.chiasma.quantize_and_append(
-        kv_c, k_pe, kv_cache, slot_mapping, NAMES[number], scale, nonfinite_count, kv_scale
+        kv_c, k_pe, kv_cache, slot_mapping, NAMES[number], scale, nonfinite_count, skipped_count, kv_scale
     )
 
 

@@ -137,35 +137,37 @@ def decode(
 
 
 @custom_op("chiasma::merge_out", mutates_args=("out", "lse"))
-def _merge_out(part_out: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor) -> None:
+def _merge_out(
+    part_out: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor, plus_infinity_is_empty: bool = False
+) -> None:
     from . import _decode as plain
 
-    plain.merge(part_out, part_lse, out=out, lse=lse)
+    plain.merge(part_out, part_lse, out=out, lse=lse, plus_infinity_is_empty=plus_infinity_is_empty)
 
 
 @_merge_out.register_fake
-def _(part_out: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor) -> None:
+def _(*arguments: Any, **options: Any) -> None:
     return None
 
 
 @custom_op("chiasma::merge", mutates_args=())
-def _merge(part_out: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
+def _merge(part_out: Tensor, part_lse: Tensor, plus_infinity_is_empty: bool = False) -> tuple[Tensor, Tensor]:
     from . import _decode as plain
 
-    return plain.merge(part_out, part_lse)
+    return plain.merge(part_out, part_lse, plus_infinity_is_empty=plus_infinity_is_empty)
 
 
 @_merge.register_fake
-def _(part_out: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
+def _(part_out: Tensor, part_lse: Tensor, *options: Any, **named: Any) -> tuple[Tensor, Tensor]:
     return part_out.new_empty(part_out.shape[1:]), part_lse.new_empty(part_lse.shape[1:])
 
 
-def merge(part_out: Any, part_lse: Any, out: Any, lse: Any) -> tuple[Any, Any]:
+def merge(part_out: Any, part_lse: Any, out: Any, lse: Any, plus_infinity_is_empty: bool) -> tuple[Any, Any]:
     """chiasma.merge() through the operators."""
     if out is None and lse is None:
-        result: tuple[Any, Any] = torch.ops.chiasma.merge(part_out, part_lse)
+        result: tuple[Any, Any] = torch.ops.chiasma.merge(part_out, part_lse, plus_infinity_is_empty)
         return result
     out = part_out.new_empty(part_out.shape[1:]) if out is None else out
     lse = part_lse.new_empty(part_lse.shape[1:]) if lse is None else lse
-    torch.ops.chiasma.merge_out(part_out, part_lse, out, lse)
+    torch.ops.chiasma.merge_out(part_out, part_lse, out, lse, plus_infinity_is_empty)
     return out, lse

@@ -9,18 +9,19 @@ chiasma_kv_format format_of(Arguments arguments, std::size_t position, std::size
   return as_format({"format", &arguments[position]}, {"kv_cache", &arguments[cache]});
 }
 
-// kv, rope, slot_mapping, kv_cache, nonfinite_count, format, kv_scale, scale, stream, checked
+// kv, rope, slot_mapping, kv_cache, nonfinite_count, skipped_count, format, kv_scale, scale, stream, checked
 Result quantize(Arguments arguments) {
   chiasma_quantize_args args{};
-  args.format = format_of(arguments, 5, 3);
-  args.scale = static_cast<chiasma_scale_mode>(as_int({"scale", &arguments[7]}));
-  args.kv_scale = as_kv_scale({"kv_scale", &arguments[6]});
+  args.format = format_of(arguments, 6, 3);
+  args.scale = static_cast<chiasma_scale_mode>(as_int({"scale", &arguments[8]}));
+  args.kv_scale = as_kv_scale({"kv_scale", &arguments[7]});
   args.rope = as_tensor({"k_pe", &arguments[1]}, kBfloat16);
   args.kv = as_tensor({args.rope.rank > 0 ? "kv_c" : "kv", &arguments[0]}, kBfloat16);
   args.slot_mapping = as_tensor({"slot_mapping", &arguments[2]}, kInt64);
   args.kv_cache = as_cache({"kv_cache", &arguments[3]}, args.format);
   args.nonfinite_count = as_tensor({"nonfinite_count", &arguments[4]}, kInt64);
-  check(chiasma_quantize(&args, as_stream({"stream", &arguments[8]}, args.kv.device)));
+  args.skipped_count = as_tensor({"skipped_count", &arguments[5]}, kInt64);
+  check(chiasma_quantize(&args, as_stream({"stream", &arguments[9]}, args.kv.device)));
   return nullptr;
 }
 
@@ -80,7 +81,7 @@ Result translate_indices(Arguments arguments) {
 
 }  // namespace
 
-CHIASMA_PYTHON_EXPORT(quantize, quantize, 10)
+CHIASMA_PYTHON_EXPORT(quantize, quantize, 11)
 CHIASMA_PYTHON_EXPORT(dequantize, dequantize, 6)
 CHIASMA_PYTHON_EXPORT(gather_dequantize, gather_dequantize, 10)
 CHIASMA_PYTHON_EXPORT(translate_indices, translate_indices, 10)

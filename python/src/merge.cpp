@@ -5,7 +5,7 @@
 namespace chiasma::python {
 namespace {
 
-// part_out, part_lse, out, lse, stream, checked. A rank of 4 instead of 5 is a call without s_q.
+// part_out, part_lse, out, lse, plus_infinity_is_empty, stream, checked. A rank of 4 instead of 5 is a call without s_q.
 Result merge(Arguments arguments) {
   const Argument part_out{"part_out", &arguments[0]};
   const bool is_reduced = as_dltensor(part_out)->ndim == 4;
@@ -23,12 +23,13 @@ Result merge(Arguments arguments) {
   args.part_lse = tensor("part_lse", 1, kFloat32, 4, 2);
   args.out = tensor("out", 2, kBfloat16 | kFloat32, 4, 1);
   args.lse = tensor("lse", 3, kFloat32, 3, 1);
-  check(chiasma_merge(&args, as_stream({"stream", &arguments[4]}, args.part_out.device)));
+  args.plus_infinity_is_empty = as_bool({"plus_infinity_is_empty", &arguments[4]}) ? 1 : 0;
+  check(chiasma_merge(&args, as_stream({"stream", &arguments[5]}, args.part_out.device)));
   return nullptr;
 }
 
 }  // namespace
 
-CHIASMA_PYTHON_EXPORT(merge, merge, 6)
+CHIASMA_PYTHON_EXPORT(merge, merge, 7)
 
 }  // namespace chiasma::python

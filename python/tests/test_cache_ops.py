@@ -175,11 +175,13 @@ def test_append(device: str, fmt: str, scale: str, tokens: int, seed: int, strid
     parts = [rows[:, :-64], rows[:, -64:]] if is_pair else [rows]
     parts = [part.to(device) if strided else part.contiguous().to(device) for part in parts]
     kv_c, k_pe = parts if is_pair else (parts[0], None)
-    count = torch.full((1,), 99, dtype=torch.int64, device=device)
+    count, out_of_cache = torch.full((2, 1), 99, dtype=torch.int64, device=device)
     result = chiasma.quantize_and_append(
-        kv_c, k_pe, cache, slots.to(device), format=fmt, scale=scale, kv_scale=kv_scale_of(fmt), nonfinite_count=count
-    )
+        kv_c, k_pe, cache, slots.to(device), format=fmt, scale=scale, kv_scale=kv_scale_of(fmt), nonfinite_count=count,
+        skipped_count=out_of_cache,
+    )  # fmt: skip
     assert result is None and count.item() == 0
+    assert out_of_cache.item() == ((slots != -1) & ((slots < 0) | (slots >= pages * page))).sum()
     assert torch.equal(key_rows(cache, fmt), expected)
 
 
@@ -377,6 +379,15 @@ def test_merge(
     rounding = 2.0**-8 if out.dtype == torch.bfloat16 else 1e-6
     torch.testing.assert_close(out.cpu().double(), want_out, rtol=rounding, atol=1e-6)
     assert (out[torch.isneginf(lse)] == 0).all()
+
+
+def test_merge_of_parts_that_flash_mla_left_empty(device: str) -> None:
+    part_out = torch.stack([torch.full((1, 2, 512), value) for value in (3.0, 5.0)]).to(device)
+    part_lse = torch.tensor([[[math.inf, math.inf]], [[0.25, math.inf]]], device=device)
+    out, lse = chiasma.merge(part_out, part_lse, plus_infinity_is_empty=True)
+    assert (out[0, 0] == 5).all() and (out[0, 1] == 0).all() and lse.tolist() == [[0.25, -math.inf]]
+    out, lse = chiasma.merge(part_out, part_lse)
+    assert out.isnan().all() and lse.isnan().all()
 
 
 def test_merge_of_two_known_parts(device: str) -> None:

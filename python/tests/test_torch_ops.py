@@ -67,6 +67,7 @@ def calls(device: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "decode fp8": (ops.decode.default, (q, None, fp8, indices, *absent, "fp8", None, None, False, 0.5)),
         "decode_out": (ops.decode_out.default, (q, None, cache, indices, *absent, out, lse, None)),
         "merge": (ops.merge.default, (parts, part_lse)),
+        "merge of parts with +inf": (ops.merge.default, (parts, part_lse, True)),
         "merge_out": (ops.merge_out.default, (parts, part_lse, out, lse)),
         "quantize": (ops.quantize.default, (kv,)),
         "quantize v4": (ops.quantize.default, (kv[..., :512], "v4")),
@@ -79,11 +80,12 @@ def calls(device: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "dequantize_out": (ops.dequantize_out.default, (cache, torch.empty(3, 8, 576, device=device))),
         "quantize_and_append": (
             ops.quantize_and_append.default,
-            (new[:, :512], new[:, 512:], cache.clone(), slots, None, "pow2", torch.zeros_like(slots[:1])),
+            (new[:, :512], new[:, 512:], cache.clone(), slots, None, "pow2")
+            + (torch.zeros_like(slots[:1]), torch.zeros_like(slots[:1])),
         ),
         "quantize_and_append without k_pe": (
             ops.quantize_and_append.default,
-            (new, None, fp8.clone(), slots, "fp8", "pow2", None, 0.5),
+            (new, None, fp8.clone(), slots, "fp8", "pow2", None, None, 0.5),
         ),
         "gather_dequantize fp8": (
             ops.gather_dequantize.default,

@@ -2,6 +2,7 @@
 // share its largest magnitude by shuffles.
 #include "cuda/cache/rows.cuh"
 #include "cuda/cache/tile_quotient.h"
+#include "cuda/ptx/async_copy.cuh"
 #include "format/quantize_tile.h"
 
 namespace chiasma::gpu {
@@ -114,12 +115,22 @@ struct Tiling {
   static constexpr int kLanesPerTile = kHasScales ? kTraits.scale_columns / kLaneColumns : kWarp;
 };
 
+// Each tile's scale by its first lane, with the padding of a group of the scale plane, in one access.
 template <KvFormat kFormat>
-__device__ __forceinline__ void store_scale(std::byte* scales, int tile, float scale) {
-  if constexpr (Tiling<kFormat>::kTraits.scale_type == ScaleType::ue8m0) {
-    reinterpret_cast<std::uint8_t*>(scales)[tile] = ue8m0_of(scale);
-  } else {
-    reinterpret_cast<float*>(scales)[tile] = scale;
+__device__ __forceinline__ void store_scales(std::byte* scales, int lane, float scale) {
+  using Format = Tiling<kFormat>;
+  constexpr RowTraits kTraits = Format::kTraits;
+  if constexpr (Format::kHasScales) {
+    constexpr bool kIsByte = kTraits.scale_type == ScaleType::ue8m0;
+    constexpr int kStored = kIsByte && kTraits.has_scale_plane() ? kTraits.plane_group_bytes : kTraits.num_scales();
+    static_assert(kStored * Format::kLanesPerTile <= kWarp);
+    const int tile = lane / Format::kLanesPerTile;
+    if (lane % Format::kLanesPerTile != 0 || tile >= kStored) return;
+    if constexpr (kIsByte) {
+      reinterpret_cast<std::uint8_t*>(scales)[tile] = tile < kTraits.num_scales() ? ue8m0_of(scale) : 0;
+    } else {
+      reinterpret_cast<float*>(scales)[tile] = scale;
+    }
   }
 }
 
@@ -129,10 +140,10 @@ __device__ __forceinline__ void store_bf16(std::byte* to, const Columns& columns
   words[1] = make_uint4(columns.word[4], columns.word[5], columns.word[6], columns.word[7]);
 }
 
-// Stores what a lane's columns become, codes or themselves, and the tile's scale by its first lane.
+// Stores what a lane's columns become, codes or themselves.
 template <KvFormat kFormat, bool kIsPow2>
 __device__ __forceinline__ void store_columns(const Columns& columns, int column, float scale, float amax,
-                                              int num_nonfinite, std::byte* row, std::byte* scales) {
+                                              int num_nonfinite, std::byte* row) {
   constexpr RowTraits kTraits = traits_of(kFormat);
   if (column >= kTraits.code_columns) {
     return store_bf16(row + kTraits.bf16_offset + 2 * (column - kTraits.code_columns), columns);
@@ -141,9 +152,18 @@ __device__ __forceinline__ void store_columns(const Columns& columns, int column
                                  : kIsPow2                    ? Division::by_power_of_two
                                                               : Division::by_tile_scale;
   *reinterpret_cast<uint4*>(row + column) = quantize_columns<kDivision>(columns, scale, amax, num_nonfinite == 0);
-  if constexpr (Tiling<kFormat>::kHasScales) {
-    if (column % kTraits.scale_columns == 0) store_scale<kFormat>(scales, column / kTraits.scale_columns, scale);
-  }
+}
+
+// PERF: what a row fills only in part L2 must read, late, when it writes the sector back; asked for now, it is there by
+// then. Each row may share its first sector, its last and that of its scales with others.
+template <KvFormat kFormat>
+__device__ __forceinline__ void prefetch_shared_sectors(const std::byte* row, const std::byte* scales, int lane) {
+  constexpr std::uintptr_t kSector = 32;
+  const std::byte* end = row + traits_of(kFormat).row_bytes;
+  const std::byte* edge = lane == 0 ? row : lane == 1 ? end : scales;
+  const bool is_shared = lane < 2 ? reinterpret_cast<std::uintptr_t>(edge) % kSector != 0
+                                  : lane == 2 && traits_of(kFormat).has_scale_plane();
+  if (is_shared) ptx::prefetch_l2(lane == 1 ? edge - 1 : edge);
 }
 
 // Returns how many of the lane's inputs are NaN or infinite.
@@ -157,6 +177,7 @@ __device__ __forceinline__ int quantize_row(const QuantizeProblem& problem, std:
   const RowPlace place = place_of<kFormat>(problem.pool, paged_token(slot, problem.pool.page_size));
   std::byte* row = problem.cache + place.row;
   std::byte* scales = problem.cache + place.scales;
+  prefetch_shared_sectors<kFormat>(row, scales, lane);
 
   const Columns main = load_columns<kAligned>(problem, token, lane * kLaneColumns, kRopeBegin);
   Columns extra{};
@@ -169,12 +190,12 @@ __device__ __forceinline__ int quantize_row(const QuantizeProblem& problem, std:
   const float amax = kTraits.is_quantized() ? largest_of_lanes<Format::kLanesPerTile>(own) : 0.0f;
   const float scale =
       Format::kHasScales ? tile_scale(kIsPow2 ? ScaleMode::pow2 : ScaleMode::amax, amax) : problem.pool.scale;
-  store_columns<kFormat, kIsPow2>(main, lane * kLaneColumns, scale, amax, of_main.num_nonfinite, row, scales);
+  store_columns<kFormat, kIsPow2>(main, lane * kLaneColumns, scale, amax, of_main.num_nonfinite, row);
   if (kExtraLanes > 0 && lane < kExtraLanes) {
-    store_columns<kFormat, kIsPow2>(extra, kMainColumns + lane * kLaneColumns, scale, amax, of_extra.num_nonfinite, row,
-                                    scales);
+    store_columns<kFormat, kIsPow2>(extra, kMainColumns + lane * kLaneColumns, scale, amax, of_extra.num_nonfinite,
+                                    row);
   }
-  if (lane < kTraits.plane_group_bytes - kTraits.num_scales()) scales[kTraits.num_scales() + lane] = std::byte{0};
+  store_scales<kFormat>(scales, lane, scale);
   return of_main.num_nonfinite + of_extra.num_nonfinite;
 }
 

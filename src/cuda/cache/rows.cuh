@@ -19,7 +19,7 @@ inline constexpr int kLaneColumns = 16;
 inline constexpr int kMainColumns = kWarp * kLaneColumns;  // 512; the rest of a row belongs to its first lanes
 
 // PERF: more thread blocks than fit at once, each of which strides over rows, so that no warp waits for the last.
-inline constexpr std::int64_t kMostBlocks = 132 * 8 * 4;
+inline constexpr std::int64_t kMostBlocks = 132 * 8 * 16;
 
 inline unsigned blocks_for_rows(std::int64_t rows) {
   return static_cast<unsigned>(std::clamp<std::int64_t>((rows + kWarpsPerBlock - 1) / kWarpsPerBlock, 1, kMostBlocks));
@@ -38,19 +38,27 @@ struct RowPlace {
   std::int64_t scales;  // likewise, where there are any
 };
 
-// A token's place in a paged cache. Pages have fewer than 2^31 tokens.
+struct Divided {
+  std::int64_t quotient, rest;
+};
+// Of numbers >= 0. PERF: a division of 64 bits takes a hundred instructions and more, so it is left to numbers that
+// need it.
+__device__ __forceinline__ Divided divided(std::int64_t number, std::int64_t divisor) {
+  if ((number | divisor) <= 0x7fffffff) {
+    const auto small = static_cast<std::uint32_t>(number), by = static_cast<std::uint32_t>(divisor);
+    return {small / by, small % by};
+  }
+  const std::int64_t quotient = number / divisor;
+  return {quotient, number - quotient * divisor};
+}
+
+// A token's place in a paged cache.
 struct PagedToken {
   std::int64_t page, offset;
 };
-// PERF: a division of 64 bits takes a hundred instructions and more, so it is left to numbers that need it.
 __device__ __forceinline__ PagedToken paged_token(std::int64_t token, std::int64_t page_size) {
-  if (token <= 0x7fffffff) {
-    const auto size = static_cast<std::uint32_t>(page_size);
-    const std::uint32_t page = static_cast<std::uint32_t>(token) / size;
-    return {page, static_cast<std::uint32_t>(token) - page * size};
-  }
-  const std::int64_t page = token / page_size;
-  return {page, token - page * page_size};
+  const Divided by_page = divided(token, page_size);
+  return {by_page.quotient, by_page.rest};
 }
 
 template <KvFormat kFormat>
