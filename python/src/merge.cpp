@@ -5,7 +5,8 @@
 namespace chiasma::python {
 namespace {
 
-// part_out, part_lse, out, lse, plus_infinity_is_empty, stream, checked. A rank of 4 instead of 5 is a call without s_q.
+// part_out, part_lse, out, lse, plus_infinity_is_empty, stream, checked. A rank of 4 instead of 5 is a call without
+// s_q.
 Result merge(Arguments arguments) {
   const Argument part_out{"part_out", &arguments[0]};
   const bool is_reduced = as_dltensor(part_out)->ndim == 4;

@@ -79,6 +79,27 @@ class WildFilesTest(ProgramTestCase):
             self.assertEqual({name: array.tobytes() for name, (_, array) in results.items()}, expected)
         self.assertLess(time.monotonic() - start, 30)
 
+    def test_a_cache_at_an_odd_byte_goes_to_a_gpu(self):
+        """In pieces, to where the GPU can read it; decode there and on the CPU agree."""
+        if "cuda:0" not in self.chiasma("info").stdout:
+            self.skipTest("no CUDA device: nothing of this was run on a GPU")
+        pages = GIB // 2624
+        small = valid_input()
+        write_sparse(self.input, {"q": ("BF16", small["q"][1].shape, small["q"][1]),
+                                  "indices": ("I32", small["indices"][1].shape, small["indices"][1]),
+                                  "kv_cache": ("U8", (pages, 4, 656), pages * 2624)}, ("kv_cache", 5), {"sm_scale": "0.05"})
+        with open(self.input, "r+b") as file:
+            file.seek(os.path.getsize(self.input) - pages * 2624)
+            file.write(small["kv_cache"][1].tobytes())
+        results = []
+        for device in "cpu", "cuda":
+            self.expect(self.decode("--device", device), DONE)
+            tensors = st.read(self.output)[0]
+            results.append((st.bf16_values(tensors["out"][1]), tensors["lse"][1]))
+        for of_cpu, of_gpu in zip(*results):
+            np.testing.assert_allclose(of_gpu, of_cpu, rtol=2**-7, atol=1e-4)
+            self.assertGreater(np.abs(of_cpu).max(), 0.01)
+
     def test_quantize_and_dequantize_in_bounded_memory(self):
         pages = 6000  # 442 MB of kv, from which 252 MB of cache, from which 885 MB
         write_sparse(self.input, {"other": ("U8", (3,), 3), "kv": ("BF16", (pages, 64, 576), pages * 64 * 1152),
