@@ -222,7 +222,11 @@ Tolerance tolerance_of(KernelClass kernel_class, const Case& spec) {
   constexpr double kOutOfValue = 0x1p-8;
   switch (kernel_class) {
     case KernelClass::kCpu: return {"cpu", 2.2e-3, kOutOfRms, kOutOfValue, 2e-5, 6.0};
-    case KernelClass::kGpuF16: return {"gpu, f16", 2.2e-3, kOutOfRms, kOutOfValue, 5e-4, 6.0};
+    case KernelClass::kGpuF16:
+      if (spec.fmt == CHIASMA_KV_BF16 || spec.fmt == CHIASMA_KV_BF16_NOPE) {
+        return {"gpu, probabilities in bf16", 3e-3, kOutOfRms, kOutOfValue, 5e-4, 6.0};
+      }
+      return {"gpu, f16", 2.2e-3, kOutOfRms, kOutOfValue, 5e-4, 6.0};
     case KernelClass::kGpuRoundedBf16: break;
   }
   // Codes times a power of two are exact in bf16, so that only probabilities are rounded.
@@ -232,7 +236,7 @@ Tolerance tolerance_of(KernelClass kernel_class, const Case& spec) {
 
 KernelClass class_of_kernel(const std::string& kernel, chiasma_device_kind device) {
   if (device == CHIASMA_CPU) return KernelClass::kCpu;
-  return kernel.find("bf16") != std::string::npos ? KernelClass::kGpuRoundedBf16 : KernelClass::kGpuF16;
+  return kernel.find("rounded") != std::string::npos ? KernelClass::kGpuRoundedBf16 : KernelClass::kGpuF16;
 }
 
 CheckReport check(const Workload& workload, const Tolerance& tolerance, const CheckOptions& options) {

@@ -43,7 +43,7 @@ LAYOUTS = {
 }
 FORMATS = list(LAYOUTS)
 # Formats that each kind of device has a decode kernel for. Tests of the others expect NotImplementedError.
-DECODE_FORMATS = {"cpu": FORMATS, "cuda": [fmt for fmt in FORMATS if fmt not in ("bf16", "bf16nope")]}
+DECODE_FORMATS = {"cpu": FORMATS, "cuda": FORMATS}
 # Those that the dtype and width of a cache tell. The others have to be named.
 INFERRED = ("v32", "v4", "bf16", "bf16nope")
 SECOND_CACHE = ("v4", "v41", "v41plane")

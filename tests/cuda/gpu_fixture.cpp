@@ -105,7 +105,10 @@ std::unique_ptr<Prepared> GpuTest::prepare(const std::string& line, const std::s
   Case spec;
   std::string message;
   auto prepared = std::make_unique<Prepared>();
-  if (parse_case(line, &spec, &message)) prepared->workload = Workload::make(spec, &message);
+  // Lines that say nothing of a format are for every kernel.
+  const bool needs_bf16 = kernel == "sm90_sparse_bf16" && line.find("fmt=") == std::string::npos;
+  const std::string own_line = needs_bf16 ? line + " fmt=bf16" : line;
+  if (parse_case(own_line, &spec, &message)) prepared->workload = Workload::make(spec, &message);
   if (prepared->workload == nullptr) {
     ADD_FAILURE() << line << ": " << message;
     return nullptr;

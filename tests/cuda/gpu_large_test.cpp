@@ -155,7 +155,8 @@ TEST_P(GpuLarge, PoolOfMostOfTheMemory) {
   ASSERT_EQ(chiasma_device_query(/*number=*/1, &info), CHIASMA_OK) << chiasma_last_error();
   chiasma_decode_args args = prepared->runner->args();
   const std::int64_t num_pages = args.kv_cache.shape[0];
-  const auto page_bytes = static_cast<std::size_t>(args.kv_cache.stride[0]);
+  const std::int64_t element_bytes = args.kv_cache.dtype == CHIASMA_BFLOAT16 ? 2 : 1;
+  const std::int64_t page_bytes = args.kv_cache.stride[0] * element_bytes;
   std::int64_t stride = info.memory_bytes / 100 * 80 / num_pages / kStrideUnit * kStrideUnit;
   DeviceBlock pool = device_->allocate(static_cast<std::size_t>(num_pages * stride));
   for (; pool == nullptr && stride > (1 << 20);
@@ -167,11 +168,11 @@ TEST_P(GpuLarge, PoolOfMostOfTheMemory) {
   prepared->queue->fill(pool.get(), kNanByte, static_cast<std::size_t>(num_pages * stride));
   for (std::int64_t page = 0; page < num_pages; ++page) {
     prepared->queue->copy(pool.get() + page * stride,
-                          static_cast<const std::byte*>(args.kv_cache.data) + page * args.kv_cache.stride[0],
-                          page_bytes);
+                          static_cast<const std::byte*>(args.kv_cache.data) + page * page_bytes,
+                          static_cast<std::size_t>(page_bytes));
   }
   args.kv_cache.data = pool.get();
-  args.kv_cache.stride[0] = stride;
+  args.kv_cache.stride[0] = stride / element_bytes;
   const Runner& runner = *prepared->runner;
   ASSERT_EQ(
       chiasma_decode_run(runner.plan(), &args, runner.workspace(), runner.workspace_bytes(), prepared->queue->stream()),

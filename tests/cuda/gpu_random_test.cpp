@@ -19,19 +19,24 @@ constexpr double kMaxMultiplyAdds = 3e8;
 // The share of cases that must have been done and not refused.
 constexpr double kLeastDone = 0.5;
 
-// What a kernel is for: the published designs read v32 caches, from strides that 16-byte accesses can serve; no kernel
-// reads bf16 caches yet.
+void change_format(Case& spec, chiasma_kv_format format) {
+  spec.fmt = format;
+  spec.xpool = spec.xtopk = 0;
+  spec.xpage = 64;
+  spec.xlen = LengthMode::kNone;
+}
+
+// What a kernel is for: the published designs read v32 caches, from strides that 16-byte accesses can serve.
 Case random_gpu_case(std::uint64_t key, const std::string& kernel) {
   Case spec = random_case(key, kMaxMultiplyAdds);
-  const bool takes_any = kernel == "sm90_sparse_fp8_direct";
   const bool is_bf16 = spec.fmt == CHIASMA_KV_BF16 || spec.fmt == CHIASMA_KV_BF16_NOPE;
-  if (is_bf16 || (!takes_any && spec.fmt != CHIASMA_KV_V32)) {
-    spec.fmt = CHIASMA_KV_V32;
-    spec.xpool = spec.xtopk = 0;
-    spec.xpage = 64;
-    spec.xlen = LengthMode::kNone;
+  if (kernel == "sm90_sparse_bf16") {
+    if (!is_bf16) change_format(spec, key % 2 == 0 ? CHIASMA_KV_BF16 : CHIASMA_KV_BF16_NOPE);
+    if (spec.fmt == CHIASMA_KV_BF16_NOPE) spec.q_pair = false;
+    return spec;
   }
-  if (takes_any) return spec;
+  if (kernel == "sm90_sparse_fp8_direct") return spec;
+  if (spec.fmt != CHIASMA_KV_V32) change_format(spec, CHIASMA_KV_V32);
   if (spec.layout == Layout::kOdd) spec.layout = Layout::kStrided;
   if (spec.len == LengthMode::kRows) spec.len = LengthMode::kRandom;
   spec.q_pair = false;

@@ -22,6 +22,8 @@ const std::vector<std::string> kShapes = {
     "decode b=30 pool=900 topk=700 fmt=v32nope_compact scale=amax len=rows",
     "decode b=7 sq=2 pool=3000 topk=1000 fmt=fp8 valid=0.9 q=pair",
     "decode b=1 h=32 pool=3000 topk=2048 fmt=fp8nope",
+    "decode b=7 sq=2 pool=3000 topk=1000 fmt=bf16 valid=0.9 len=random sink=random",
+    "decode b=2 h=64 pool=3000 topk=2048 fmt=bf16nope splits=3",
 };
 
 TEST_P(GpuRepeat, TenThousandRunsGiveTheSameBits) {

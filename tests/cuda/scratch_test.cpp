@@ -1,6 +1,8 @@
 // Scratch memory of every CUDA kernel over a grid of shapes, from plans alone: no device is needed.
 #include <gtest/gtest.h>
 
+#include <string_view>
+
 #include "tests/cuda/hopper_plan.h"
 
 namespace chiasma {
@@ -11,7 +13,14 @@ constexpr std::size_t kMaxBytes = std::size_t{256} << 20;
 // Automatic splits of any shape stay below the bound, batch invariant or not.
 void expect_bounded(const char* kernel, const Shape& shape, int* num_plans) {
   const chiasma_device_info device = hopper();
-  const chiasma_decode_args args = args_of(shape);
+  chiasma_decode_args args = args_of(shape);
+  if (std::string_view(kernel) == "sm90_sparse_bf16") {
+    args.format = CHIASMA_KV_BF16;
+    args.kv_cache.dtype = CHIASMA_BFLOAT16;
+    args.kv_cache.shape[2] = chiasma_kv_width(args.format);
+    args.kv_cache.stride[1] = args.kv_cache.shape[2];
+    args.kv_cache.stride[0] = args.kv_cache.shape[1] * args.kv_cache.stride[1];
+  }
   for (const int invariant : {0, 1}) {
     chiasma_plan_options options = {};
     options.kernel = kernel;

@@ -10,6 +10,10 @@ namespace chiasma::ptx {
 __device__ __forceinline__ void copy_async_16(std::uint32_t shared_address, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address), "l"(global) : "memory");
 }
+// Arrives on a barrier once all copies that this thread asked for so far are there; one of the barrier's count.
+__device__ __forceinline__ void copy_async_arrive(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 // Asks for the line of an address, into L2. PTX ISA, "prefetch".
 __device__ __forceinline__ void prefetch_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));

@@ -51,6 +51,19 @@ __device__ __forceinline__ bool mbarrier_try_wait(std::uint32_t barrier, std::ui
   return done != 0;
 }
 
+// The same without being suspended.
+__device__ __forceinline__ bool mbarrier_test_wait(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }

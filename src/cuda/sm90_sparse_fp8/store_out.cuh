@@ -9,22 +9,9 @@
 #include "cuda/sm90_sparse_fp8/softmax_step.cuh"
 #include "cuda/sm90_sparse_fp8/work_list.cuh"
 #include "cuda/tile/sink.cuh"
+#include "cuda/tile/transpose_quad.cuh"
 
 namespace chiasma::sm90_sparse_fp8 {
-
-// Transposes 4 x 4 words among the four lanes of a quad: lane t ends with word t of every lane, in lane order.
-__device__ __forceinline__ uint4 transpose_quad(std::uint32_t w0, std::uint32_t w1, std::uint32_t w2, std::uint32_t w3,
-                                                int lane) {
-  const bool odd = (lane & 1) != 0;
-  const std::uint32_t a = __shfl_xor_sync(0xffffffffu, odd ? w0 : w1, 1);
-  const std::uint32_t b = __shfl_xor_sync(0xffffffffu, odd ? w2 : w3, 1);
-  const std::uint32_t x0 = odd ? a : w0, x1 = odd ? w1 : a;  // words (0 or 1) of lanes 2i, 2i + 1
-  const std::uint32_t x2 = odd ? b : w2, x3 = odd ? w3 : b;
-  const bool high = (lane & 2) != 0;
-  const std::uint32_t c = __shfl_xor_sync(0xffffffffu, high ? x0 : x2, 2);
-  const std::uint32_t d = __shfl_xor_sync(0xffffffffu, high ? x1 : x3, 2);
-  return high ? make_uint4(c, d, x2, x3) : make_uint4(x0, x1, c, d);
-}
 
 // Natural-log lse and the multiplier that turns accumulators into results, for one head.
 struct Normalization {
@@ -52,7 +39,7 @@ __device__ __forceinline__ void store_row_bf16(const OutputTile (&output)[kOutpu
         // Of an empty row what was accumulated does not count, be it NaN.
         words[i] = is_empty ? 0 : ptx::pack_bf162(output[tile][at] * multiplier, output[tile][at + 1] * multiplier);
       }
-      const uint4 packed = transpose_quad(words[0], words[1], words[2], words[3], lane);
+      const uint4 packed = tile::transpose_quad(words[0], words[1], words[2], words[3], lane);
       if (store) *reinterpret_cast<uint4*>(columns + tile * kTileColumns + (j + lane % 4) * 8) = packed;
     }
   }

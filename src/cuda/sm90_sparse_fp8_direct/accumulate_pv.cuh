@@ -15,49 +15,64 @@ using OutputTiles = ptx::Accumulator<kHeads>[kValueTiles];
 
 inline constexpr int kPvSteps = kBlockTokens / 16;
 
-// Eight codes of four tokens: 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a contraction step, t = lane % 4.
+// Eight codes, or bf16 values, of four tokens: 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a contraction step, t = lane % 4.
+template <typename Config>
 struct RawValues {
-  uint2 token[4];
+  std::conditional_t<Config::kIsBf16, uint4, uint2> token[4];
 };
 
-__device__ __forceinline__ uint2 load_shared_8(std::uint32_t address) {
-  uint2 value;
+__device__ __forceinline__ void load_shared(uint2& value, std::uint32_t address) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(address) : "memory");
-  return value;
+}
+__device__ __forceinline__ void load_shared(uint4& value, std::uint32_t address) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
 }
 
 // Where a lane's columns lie in the rows of a block.
 template <typename Config>
 struct ColumnReader {
   std::uint32_t address;  // shared, for the lane's token 2 t of the first step
+  static constexpr int kValueBytes = Config::kIsBf16 ? 2 : 1;
 
   __device__ ColumnReader(const RowBlock<Config>& block, int group, int warp, int lane)
-      : address(ptx::shared_address(&block.row[lane % 4 * 2]) + group * kColumnsPerGroup + warp * kColumnsPerWarp +
-                lane / 4 * kColumnsPerThread) {}
+      : address(ptx::shared_address(&block.row[lane % 4 * 2]) +
+                (group * kColumnsPerGroup + warp * kColumnsPerWarp + lane / 4 * kColumnsPerThread) * kValueBytes) {}
 
-  __device__ void load(RawValues& raw, int step) const {
+  __device__ void load(RawValues<Config>& raw, int step) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int token = step * 16 + i / 2 * 8 + i % 2;
-      raw.token[i] = load_shared_8(address + token * Config::kPitch);
+      load_shared(raw.token[i], address + token * Config::kPitch);
     }
   }
 };
 
 // Operand of tile i: columns 2 i, 2 i + 1 of two pairs of tokens, times the tokens' scales if there are any.
-template <bool kHasScales>
-__device__ __forceinline__ void dequantize_values(ptx::Fragment& fragment, const RawValues& raw, int tile,
-                                                  const std::uint32_t (&scales)[2]) {
+template <typename Config>
+__device__ __forceinline__ void take_values(ptx::Fragment& fragment, const RawValues<Config>& raw, int tile,
+                                            const std::uint32_t (&scales)[2]) {
+  constexpr bool kHasScales = Config::kScaling != Scaling::none;
 #pragma unroll
   for (int pair = 0; pair < 2; ++pair) {
-    const uint2& first = raw.token[2 * pair];
-    const uint2& second = raw.token[2 * pair + 1];
-    const std::uint32_t interleaved =
-        __byte_perm(tile < 2 ? first.x : first.y, tile < 2 ? second.x : second.y, tile % 2 == 0 ? 0x5140 : 0x7362);
-    std::uint32_t even, odd;
-    ptx::e4m3x4_to_half2x2(interleaved, even, odd);
-    fragment[2 * pair] = kHasScales ? ptx::multiply_half2(even, scales[pair]) : even;
-    fragment[2 * pair + 1] = kHasScales ? ptx::multiply_half2(odd, scales[pair]) : odd;
+    if constexpr (Config::kIsBf16) {
+      const auto word = [&](const uint4& of) { return tile == 0 ? of.x : tile == 1 ? of.y : tile == 2 ? of.z : of.w; };
+      const std::uint32_t own = word(raw.token[2 * pair]), next = word(raw.token[2 * pair + 1]);
+      fragment[2 * pair] = __byte_perm(own, next, 0x5410);
+      fragment[2 * pair + 1] = __byte_perm(own, next, 0x7632);
+      continue;
+    } else {
+      const uint2& first = raw.token[2 * pair];
+      const uint2& second = raw.token[2 * pair + 1];
+      const std::uint32_t interleaved =
+          __byte_perm(tile < 2 ? first.x : first.y, tile < 2 ? second.x : second.y, tile % 2 == 0 ? 0x5140 : 0x7362);
+      std::uint32_t even, odd;
+      ptx::e4m3x4_to_half2x2(interleaved, even, odd);
+      fragment[2 * pair] = kHasScales ? ptx::multiply_half2(even, scales[pair]) : even;
+      fragment[2 * pair + 1] = kHasScales ? ptx::multiply_half2(odd, scales[pair]) : odd;
+    }
   }
   ptx::fragment_pin(fragment);
 }
@@ -88,15 +103,18 @@ __device__ __forceinline__ void take_bf16_values(ptx::Fragment (&fragments)[kVal
   for (int i = 0; i < kValueTiles; ++i) ptx::fragment_pin(fragments[i]);
 }
 
-__device__ __forceinline__ void values_pin(RawValues& raw) {
-#pragma unroll
-  for (uint2& token : raw.token) asm volatile("" : "+r"(token.x), "+r"(token.y)::"memory");
+__device__ __forceinline__ void value_pin(uint2& value) {
+  asm volatile("" : "+r"(value.x), "+r"(value.y)::"memory");
+}
+__device__ __forceinline__ void value_pin(uint4& value) {
+  asm volatile("" : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)::"memory");
 }
 
 // Registers of accumulation, kept from one block to the next so that the tensor cores need not stop between them: what
 // is loaded, and operands, of two steps in turns.
+template <typename Config>
 struct PvOperands {
-  RawValues raw[2];
+  RawValues<Config> raw[2];
   ptx::Fragment fragments[2][kValueTiles];
 };
 
@@ -104,7 +122,7 @@ struct PvOperands {
 // of P. after_load(step): called when nothing will read the 16 rows of contraction step `step` any more.
 // after_wait(step): called when no products are under way but those of step `step` - 1.
 template <typename Config, typename AfterLoad, typename AfterWait>
-__device__ __forceinline__ void accumulate_pv(OutputTiles<Config::kHeads>& output, PvOperands& operands,
+__device__ __forceinline__ void accumulate_pv(OutputTiles<Config::kHeads>& output, PvOperands<Config>& operands,
                                               std::uint32_t probabilities, const RowBlock<Config>& block,
                                               const ValueScales<Config>& value_scales, int group, int warp, int lane,
                                               AfterLoad&& after_load, AfterWait&& after_wait) {
@@ -129,7 +147,7 @@ __device__ __forceinline__ void accumulate_pv(OutputTiles<Config::kHeads>& outpu
   for (int i = 0; i < kValueTiles; ++i) ptx::wgmma_pin(output[i]);
 #pragma unroll
   for (int step = 0; step < kPvSteps; ++step) {
-    RawValues& raw = operands.raw[step % 2];
+    RawValues<Config>& raw = operands.raw[step % 2];
     std::uint32_t scales[2] = {};
     if constexpr (kHasScales) {
       scales[0] = scale_pairs[step * 8];
@@ -142,18 +160,17 @@ __device__ __forceinline__ void accumulate_pv(OutputTiles<Config::kHeads>& outpu
       if (is_bf16) take_bf16_values<Config>(operands.fragments[step % 2], block, value_scales.bf16, step, lane);
     }
     if (!is_bf16) {
-      values_pin(raw);
 #pragma unroll
-      for (int i = 0; i < kValueTiles; ++i) {
-        dequantize_values<kHasScales>(operands.fragments[step % 2][i], raw, i, scales);
-      }
+      for (auto& token : raw.token) value_pin(token);
+#pragma unroll
+      for (int i = 0; i < kValueTiles; ++i) take_values<Config>(operands.fragments[step % 2][i], raw, i, scales);
       if (step + 2 < kPvSteps) reader.load(raw, step + 2);
     }
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kValueTiles; ++i) {
-      ptx::wgmma_register_a<ptx::Operand::f16, ptx::RightLayout::mn_major>(output[i], operands.fragments[step % 2][i],
-                                                                           tile::advance(p, step * kStepUnits), true);
+      ptx::wgmma_register_a<Config::kIsBf16 ? ptx::Operand::bf16 : ptx::Operand::f16, ptx::RightLayout::mn_major>(
+          output[i], operands.fragments[step % 2][i], tile::advance(p, step * kStepUnits), true);
     }
     ptx::wgmma_commit();
     // The rows are in registers as operands, and all lanes of the warp are past that here.

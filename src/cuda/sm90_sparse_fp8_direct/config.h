@@ -68,13 +68,18 @@ struct Rows {
   static constexpr int kBf16Panels = kTraits.bf16_columns / tile::kPanelColumns;  // behind those of codes
   static constexpr int kKeyPanels = kCodePanels + kBf16Panels;
   static_assert(kCodePanels * tile::kPanelColumns == kTraits.code_columns);
+  // No codes at all: rows are operands as they are, and so P is bf16, too.
+  static constexpr bool kIsBf16 = kTraits.code_columns == 0;
+  // Of probabilities; with bf16 another, of those as they are rounded, divides the results, so that a row that few
+  // tokens make up does not carry their rounding errors.
+  static constexpr int kSums = kIsBf16 ? 2 : 1;
   // Columns of V that are codes; the others are the bf16 columns of the row, and belong to one warp.
   static constexpr int kValueCodes = kTraits.code_columns < kValueDim ? kTraits.code_columns : kValueDim;
-  static constexpr bool kHasBf16Values = kValueCodes < kValueDim;
+  static constexpr bool kHasBf16Values = !kIsBf16 && kValueCodes < kValueDim;
   static_assert(!kHasBf16Values || kValueDim - kValueCodes == kColumnsPerWarp);
   // PERF: with two kinds of values in a row ptxas finds no registers for 64 heads and serialises the products
-  // (docs/decisions/0006).
-  static constexpr int kMostHeadsPerCta = kHasBf16Values ? 32 : 64;
+  // (docs/decisions/0006); two blocks of bf16 rows leave no room for a query of 64 heads.
+  static constexpr int kMostHeadsPerCta = kHasBf16Values || kIsBf16 ? 32 : 64;
   // Tiles of columns of V with a scale each.
   static constexpr int kValueTilesScaled = kScaling == Scaling::none ? 0 : kValueCodes / kTraits.scale_columns;
 };
@@ -87,7 +92,7 @@ struct Config : Rows<kKvFormat> {
   static constexpr bool kVectors = kWithVectors;
   static constexpr int kHeads = kHeadsPerCta;
   // Blocks of rows in shared memory: as many as fit beside the query.
-  static constexpr int kStages = kHeadsPerCta == 64 ? 3 : 4;
+  static constexpr int kStages = Rows<kKvFormat>::kIsBf16 ? 2 : kHeadsPerCta == 64 ? 3 : 4;
   // A gatherer of two caches keeps more in mind.
   static constexpr int kMathRegisters = kHeadsPerCta != 64 ? 216 : Rows<kKvFormat>::kHasSecondCache ? 224 : 232;
   static constexpr int kGatherRegisters = kHeadsPerCta != 64 ? 72 : Rows<kKvFormat>::kHasSecondCache ? 56 : 40;

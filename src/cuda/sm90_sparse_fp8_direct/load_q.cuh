@@ -69,9 +69,9 @@ __device__ __forceinline__ void store_shared_code_columns(std::uint8_t* panel, i
   *reinterpret_cast<uint4*>(panel + tile::chunk_offset(row, lane)) = tile::scaled_half8(words, inverse);
 }
 
-template <typename Config>
-__device__ __forceinline__ void store_row(const LaneChunks<Config>& chunks, SmemPlan<Config>& smem, float sm_scale,
-                                          int row, int lane) {
+template <typename Config, typename Smem>
+__device__ __forceinline__ void store_row(const LaneChunks<Config>& chunks, Smem& smem, float sm_scale, int row,
+                                          int lane) {
   const std::uint32_t exponent = query_exponent(chunks);
   const float inverse = __uint_as_float((254u + kQueryTargetExponent - exponent) << 23);
   constexpr int kLanesPerPanel = tile::kPanelColumns / tile::kChunkColumns / 2;
@@ -147,10 +147,10 @@ struct LaneRows {
   }
 };
 
-// warp: among all math warps.
-template <typename Config>
-__device__ __forceinline__ void load_q(const DecodeProblem& problem, SmemPlan<Config>& smem, const Work& work,
-                                       int first_head, int warp, int lane) {
+// warp: among all math warps. smem: has panels q and what is known of each head.
+template <typename Config, typename Smem>
+__device__ __forceinline__ void load_q(const DecodeProblem& problem, Smem& smem, const Work& work, int first_head,
+                                       int warp, int lane) {
   constexpr int kRowsPerWarp = Config::kHeads / kMathWarps;
   const int first = warp * kRowsPerWarp;
   const LaneRows<Config> rows(problem, work, first_head + first, lane);

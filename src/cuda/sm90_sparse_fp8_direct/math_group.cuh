@@ -56,10 +56,10 @@ class MathGroup {
   // Both groups: the query's panels, and what a piece begins with.
   __device__ void begin_piece(const Work& work) {
     const int lane = ptx::lane_id_here();
-    load_q(params_.problem, smem_, work, smem_.first_head, group_ * kWarpsPerWarpgroup + warp_, lane);
+    load_q<Config>(params_.problem, smem_, work, smem_.first_head, group_ * kWarpsPerWarpgroup + warp_, lane);
     if (group_ == 0) {
 #pragma unroll
-      for (int j = 0; j < Config::kHeads / 8; ++j) {
+      for (int j = 0; j < Config::kSums * Config::kHeads / 8; ++j) {
         thread_sums(smem_, warp_, lane)[j * kWarpgroupThreads] = make_float2(0.0f, 0.0f);
       }
       if (is_first_thread()) smem_.piece = {false, false, -INFINITY};
@@ -130,10 +130,12 @@ class MathGroup {
                             float most, bool needs_care) {
     const PieceState piece = smem_.piece;
     const bool care = any_of_group(needs_care);
-    if (Config::kScaling != Scaling::none && care) {
-      score_qk_carefully<Config>(scores, query_, smem_.rows[stage], warp_, ptx::lane_id_here());
-      load_units(units, smem_.rows[stage], ptx::lane_id_here());
-      most = to_exponents<Config>(scores, smem_, units, ptx::lane_id_here());
+    if constexpr (Config::kScaling != Scaling::none) {
+      if (care) {
+        score_qk_carefully<Config>(scores, query_, smem_.rows[stage], warp_, ptx::lane_id_here());
+        load_units(units, smem_.rows[stage], ptx::lane_id_here());
+        most = to_exponents<Config>(scores, smem_, units, ptx::lane_id_here());
+      }
     }
     const bool far_sums = piece.far_sums || care;
     if (far_sums != piece.far_sums) {
@@ -154,7 +156,7 @@ class MathGroup {
 
   // Issues PV of the next block or two, one of each group.
   __device__ void accumulate(bool has_second) {
-    PvOperands operands;
+    PvOperands<Config> operands;
     accumulate_block(operands, 0, [](int) {});
     if (has_second) {
       accumulate_block(operands, 1, [&](int step) {
@@ -164,7 +166,7 @@ class MathGroup {
   }
 
   template <typename AfterWait>
-  __device__ void accumulate_block(PvOperands& operands, int owner, AfterWait&& after_wait) {
+  __device__ void accumulate_block(PvOperands<Config>& operands, int owner, AfterWait&& after_wait) {
     ptx::mbarrier_wait(ptx::shared_address(&smem_.p_full[owner]), phase_of(owner));
     const Rescale<Config>& rescale = smem_.rescale[owner];
     if (__builtin_expect(rescale.needed != 0, 0)) {
@@ -215,33 +217,42 @@ class MathGroup {
   // At the end of a piece, one group: lse to memory, and for both groups what turns accumulators into results.
   __device__ void publish_totals(const Work& work) {
     const int lane = ptx::lane_id_here();
-    OfHeads<Config> sums;
-#pragma unroll
-    for (int h = 0; h < Config::kHeads / 4; ++h) {
-      const float2& own = thread_sums(smem_, warp_, lane)[h / 2 * kWarpgroupThreads];
-      sums[h] = h % 2 == 0 ? own.x : own.y;
-    }
-    reduce_over_rows(sums, [](float a, float b) { return a + b; });
-    store_of_heads<Config>(sums, smem_, warp_, lane);
-    ptx::named_barrier_sync(kGroupBarrier + group_, kWarpgroupThreads);
     const int row = warp_ * kWarpThreads + lane;
+    const float sum = sum_of_head(0, row);
+    const float divisor = Config::kIsBf16 ? sum_of_head(Config::kSums - 1, row) : sum;
     float lse = 0.0f;
-    if (row < Config::kHeads) smem_.totals[row] = finish_head(work, row, &lse);
+    if (row < Config::kHeads) smem_.totals[row] = finish_head(work, row, sum, divisor, &lse);
     if (is_first_thread()) smem_.nothing_valid = smem_.piece.seen_valid ? 0 : 1;
     ptx::mbarrier_arrive(ptx::shared_address(&smem_.totals_full));
     if (row < params_.problem.h_q - smem_.first_head && row < Config::kHeads) store_lse(work, row, lse);
   }
 
+  // Of head `row`, over all threads of the group, for the first threads; all take part.
+  __device__ float sum_of_head(int kind, int row) {
+    const int lane = ptx::lane_id_here();
+    OfHeads<Config> sums;
+#pragma unroll
+    for (int h = 0; h < Config::kHeads / 4; ++h) {
+      const float2& own = thread_sums(smem_, warp_, lane, kind)[h / 2 * kWarpgroupThreads];
+      sums[h] = h % 2 == 0 ? own.x : own.y;
+    }
+    reduce_over_rows(sums, [](float a, float b) { return a + b; });
+    // The last kind's are read.
+    if (kind > 0) ptx::named_barrier_sync(kGroupBarrier + group_, kWarpgroupThreads);
+    store_of_heads<Config>(sums, smem_, warp_, lane);
+    ptx::named_barrier_sync(kGroupBarrier + group_, kWarpgroupThreads);
+    if (row >= Config::kHeads) return 0.0f;
+    return (smem_.of_warp[0][row] + smem_.of_warp[1][row]) + (smem_.of_warp[2][row] + smem_.of_warp[3][row]);
+  }
+
   // The lse of a head, and the multiplier for its accumulators.
-  __device__ float finish_head(const Work& work, int row, float* lse) {
+  __device__ float finish_head(const Work& work, int row, float sum, float divisor, float* lse) {
     const DecodeProblem& problem = params_.problem;
-    const float sum = (smem_.of_warp[0][row] + smem_.of_warp[1][row]) +  //
-                      (smem_.of_warp[2][row] + smem_.of_warp[3][row]);
     const PieceState piece = smem_.piece;
     const float far = piece.far_sums ? smem_.far_reference[row] : 0.0f;
     *lse = piece.seen_valid ? (smem_.head[row].reference + far + log2f(sum)) * std::numbers::ln2_v<float> : -INFINITY;
     if (!piece.seen_valid) return 0.0f;
-    float multiplier = exp2f(-far) / sum;
+    float multiplier = exp2f(-far) / divisor;
     if constexpr (Config::kTraits.scale_type == ScaleType::cache) multiplier *= problem.kv.scale;
     const int head = smem_.first_head + row;
     const bool has_sink =

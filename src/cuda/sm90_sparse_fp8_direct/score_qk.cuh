@@ -177,7 +177,7 @@ __device__ __forceinline__ void score_qk(ptx::Accumulator<Config::kHeads>& score
   constexpr bool kHasRatios = Config::kScaling == Scaling::ratios;
   const RowReader<Config> reader(block, warp, lane);
   const std::uint64_t query = tile::descriptor(query_panels, 0, tile::kAtomBytes);
-  RawPairs raw = {reader.load(0), reader.load(kPairSteps)};
+  RawPairs raw = {reader.load(0), reader.load(Config::kIsBf16 ? 1 : kPairSteps)};
   OperandScales<Config> operand_scales(block, warp, lane);
   PairFragments fragments[2];
   TokenFactors factors;
@@ -200,7 +200,7 @@ __device__ __forceinline__ void score_qk(ptx::Accumulator<Config::kHeads>& score
       if (step < kCodeSteps<Config>) {
         ptx::wgmma_register_a<ptx::Operand::f16, ptx::RightLayout::k_major>(scores, own, columns, step > 0);
       } else {
-        ptx::wgmma_register_a<ptx::Operand::bf16, ptx::RightLayout::k_major>(scores, own, columns, true);
+        ptx::wgmma_register_a<ptx::Operand::bf16, ptx::RightLayout::k_major>(scores, own, columns, step > 0);
       }
     }
     ptx::wgmma_commit();

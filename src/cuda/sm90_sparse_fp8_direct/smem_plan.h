@@ -107,7 +107,7 @@ struct SmemPlan {
   alignas(8) float totals[Config::kHeads];  // multipliers that turn accumulators into results
   std::int32_t nothing_valid;  // published with them: no token counts, and accumulators, be they NaN, neither
   bool valid[Config::kStages][kBlockTokens];
-  float2 sums[Config::kHeads / 8][kWarpgroupThreads];  // of thread t of either math warpgroup
+  float2 sums[Config::kSums][Config::kHeads / 8][kWarpgroupThreads];  // of thread t of either math warpgroup
   alignas(16) HeadState head[Config::kHeads];
   // Among a math warpgroup's warps: maxima or sums of each, by how much references rise, references of far sums.
   float of_warp[kWarpsPerWarpgroup][Config::kHeads];

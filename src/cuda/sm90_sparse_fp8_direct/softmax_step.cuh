@@ -30,8 +30,8 @@ __device__ __forceinline__ float inverse_unit(float exponent) {
 // A thread's running sums of its share of the tokens, for its heads 8 j + 2 (lane % 4) and + 1 at [j]. Threads of the
 // two math warpgroups that stand at the same place share them, in turns.
 template <typename Config>
-__device__ __forceinline__ float2* thread_sums(SmemPlan<Config>& smem, int warp, int lane) {
-  return &smem.sums[0][warp * kWarpThreads + lane];
+__device__ __forceinline__ float2* thread_sums(SmemPlan<Config>& smem, int warp, int lane, int kind = 0) {
+  return &smem.sums[kind][0][warp * kWarpThreads + lane];
 }
 
 // A number of the thread for each of its heads, in the order of head_of().
@@ -138,8 +138,11 @@ __device__ __forceinline__ void raise_references(ptx::Accumulator<Config::kHeads
       // A NaN stays one.
       if (exponents[at] > kLazyRaiseLog2) exponents[at] = kLazyRaiseLog2;
     }
-    float* sum = reinterpret_cast<float*>(thread_sums(smem, warp, lane) + h / 2 * kWarpgroupThreads) + h % 2;
-    if (!far_sums) *sum *= rescale.by[own];
+#pragma unroll
+    for (int kind = 0; kind < Config::kSums; ++kind) {
+      float* sum = reinterpret_cast<float*>(thread_sums(smem, warp, lane, kind) + h / 2 * kWarpgroupThreads) + h % 2;
+      if (!far_sums) *sum *= rescale.by[own];
+    }
   }
 }
 
@@ -196,9 +199,16 @@ __device__ __forceinline__ void store_probabilities(ptx::Accumulator<Config::kHe
       const float odd = exponents[4 * j + 2 * r + 1];
       sum.x = fmaf(even, inverse[r], sum.x);
       sum.y = fmaf(odd, inverse[r], sum.y);
-      packed[j][r] = ptx::pack_half2(even, odd);
+      packed[j][r] = Config::kIsBf16 ? ptx::pack_bf162(even, odd) : ptx::pack_half2(even, odd);
     }
     sums[j * kWarpgroupThreads] = sum;
+    if constexpr (Config::kIsBf16) {
+      float2& rounded = thread_sums(smem, warp, lane, 1)[j * kWarpgroupThreads];
+      // A masked token's probability is 0, and there are no units.
+      rounded = make_float2(
+          rounded.x + __uint_as_float(packed[j][0] << 16) + __uint_as_float(packed[j][1] << 16),
+          rounded.y + __uint_as_float(packed[j][0] & 0xffff0000u) + __uint_as_float(packed[j][1] & 0xffff0000u));
+    }
   }
   if constexpr (kGroups == 1) {
     ptx::stmatrix_x2(first_chunk, packed[0][0], packed[0][1]);
