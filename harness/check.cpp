@@ -224,7 +224,8 @@ Tolerance tolerance_of(KernelClass kernel_class, const Case& spec) {
     case KernelClass::kCpu: return {"cpu", 2.2e-3, kOutOfRms, kOutOfValue, 2e-5, 6.0};
     case KernelClass::kGpuF16:
       if (spec.fmt == CHIASMA_KV_BF16 || spec.fmt == CHIASMA_KV_BF16_NOPE) {
-        return {"gpu, probabilities in bf16", 3e-3, kOutOfRms, kOutOfValue, 5e-4, 6.0};
+        // With columns far above the others rounded probabilities cost an element more than 1e-2 of its row's rms.
+        return {"gpu, probabilities in bf16", 4e-3, 2 * kOutOfRms, kOutOfValue, 5e-4, 6.0};
       }
       return {"gpu, f16", 2.2e-3, kOutOfRms, kOutOfValue, 5e-4, 6.0};
     case KernelClass::kGpuRoundedBf16: break;

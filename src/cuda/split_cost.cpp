@@ -16,8 +16,7 @@ constexpr double kMergePartUs = 0.06;  // for every part of a row
 constexpr double kMergeTbPerS = 12.0;  // of parts, which are in L2
 // More where parts have to be looked up because rows are cut anywhere.
 constexpr double kMergeLookUpUs = 1.0;
-// Random rows from DRAM, and a call that does nothing else.
-constexpr double kGatherTbPerS = 3.0;
+// Of a call that does nothing but gather rows.
 constexpr double kGatherStartUs = 4.0;
 
 // Rows may be cut into parts that give a group up to this many pieces.
@@ -104,7 +103,7 @@ double estimate_us(const PlanRequest& request, const tile::Schedule& schedule, c
   const double work_us = heads.start_us + load.busiest_us + part_bytes / (cost.store_tb_per_s * kBytesPerTbAndUs);
   const double row_bytes = static_cast<double>(schedule.num_rows) * schedule.blocks_per_row * kScheduledTokens *
                            static_cast<double>(traits_of(problem.format).token_bytes());
-  const double gather_us = kGatherStartUs + row_bytes / (kGatherTbPerS * kBytesPerTbAndUs);
+  const double gather_us = kGatherStartUs + row_bytes / (cost.gather_tb_per_s * kBytesPerTbAndUs);
   return std::max(work_us, gather_us) + merge_us(schedule, part_bytes);
 }
 

@@ -20,6 +20,7 @@ struct HeadCost {
 struct KernelCost {
   std::array<HeadCost, 4> heads;  // from few to many; a power of two each
   double store_tb_per_s;          // at which all thread blocks together write their parts
+  double gather_tb_per_s = 3.0;   // at which random rows come from DRAM
 };
 
 struct Cut {

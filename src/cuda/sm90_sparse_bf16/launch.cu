@@ -13,7 +13,7 @@ namespace {
 
 // Fitted to calls back to back on an H200 (driver 580.159.04, 2026-12-01): topk 2048 with 1, 16 and 128 requests.
 constexpr HeadCost kCostOf64Heads = {kHeadsPerCta, 8.5, 2.35, 4.0};
-constexpr KernelCost kCost = {{{kCostOf64Heads, kCostOf64Heads, kCostOf64Heads, kCostOf64Heads}}, 8.0};
+constexpr KernelCost kCost = {{{kCostOf64Heads, kCostOf64Heads, kCostOf64Heads, kCostOf64Heads}}, 8.0, 3.8};
 
 template <typename Config>
 Status launch_config(const SplitParams& params, std::int32_t device, unsigned num_groups, void* stream) {
