@@ -210,6 +210,7 @@ class Reference:
     value_rms: torch.Tensor  # [b, s_q, h_q]: of the selected values, weighted by their probabilities
     deviation: torch.Tensor  # [b, s_q, h_q]: of the scores
     num_valid: torch.Tensor  # [b, s_q]
+    fmt: str = ""
 
 
 def _selected(rows: torch.Tensor, indices: torch.Tensor, length: torch.Tensor | None, b: int, s: int) -> torch.Tensor:
@@ -252,6 +253,7 @@ def attention(
         torch.zeros(shape, dtype=torch.float64),
         torch.zeros(shape, dtype=torch.float64),
         torch.zeros(shape[:2], dtype=torch.int64),
+        fmt,
     )
     for i in range(b):
         for s in range(s_q):
@@ -289,7 +291,10 @@ def _check_kinds(name: str, value: torch.Tensor, want: torch.Tensor) -> None:
 
 
 def check_result(out: torch.Tensor, lse: torch.Tensor, want: Reference, device: str) -> None:
-    """out [b, s_q, h_q, 512] and lse [b, s_q, h_q] within the bounds that hold for kernels with exact operands."""
+    """out [b, s_q, h_q, 512] and lse [b, s_q, h_q] within the bounds for kernels with exact operands, or, for bf16 caches
+    on a GPU, with rounded probabilities."""
+    is_rounded = device != "cpu" and want.fmt in ("bf16", "bf16nope")
+    of_element, of_row = (2e-2, 4e-3) if is_rounded else (1e-2, 2.2e-3)
     assert out.shape == want.out.shape and out.dtype == torch.bfloat16, (out.shape, out.dtype)
     assert lse.shape == want.lse.shape and lse.dtype == torch.float32, (lse.shape, lse.dtype)
     value, reference = out.detach().cpu().double(), want.out
@@ -304,10 +309,10 @@ def check_result(out: torch.Tensor, lse: torch.Tensor, want: Reference, device: 
     flushed = 2.0**10 * torch.finfo(torch.float32).tiny
 
     error = (value - reference).abs()
-    allowed = flushed + growth[..., None] * (1e-2 * size[..., None] + 2.0**-8 * reference.abs())
+    allowed = flushed + growth[..., None] * (of_element * size[..., None] + 2.0**-8 * reference.abs())
     assert (error <= allowed).all(), f"an element of out is off by {(error / allowed).max().item():.3g} of the allowed"
     rounding = (reference.to(torch.bfloat16).double() - reference).square().mean(-1).sqrt()
-    row_allowed = flushed + torch.maximum(2.2e-3 * growth * size, rounding + (2.2e-3 - 1.65e-3) * growth * size)
+    row_allowed = flushed + torch.maximum(of_row * growth * size, rounding + (of_row - 1.65e-3) * growth * size)
     row_error = error.square().mean(-1).sqrt()
     worst_row = (row_error / row_allowed).max().item() if row_error.numel() else 0.0
     assert worst_row <= 1, f"a row is off by {worst_row:.3g} of the allowed"

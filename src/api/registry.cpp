@@ -5,8 +5,8 @@
 
 #include "cpu/decode.h"
 #ifdef CHIASMA_HAS_CUDA
-#include "cuda/sm90_sparse_fp8/launch.h"
 #include "cuda/sm90_sparse_bf16/launch.h"
+#include "cuda/sm90_sparse_fp8/launch.h"
 #include "cuda/sm90_sparse_fp8_direct/launch.h"
 #include "cuda/split_plan.h"
 #endif
@@ -61,13 +61,13 @@ const std::array kKernels = {
            nullptr,
            sm90_sparse_fp8_direct::plan,
            sm90_sparse_fp8_direct::estimate_us},
-    Kernel{{"sm90_sparse_bf16", CHIASMA_CUDA,
-            "Hopper, bf16 tensor cores; rows are operands as they lie in shared memory",
-            "bf16 and bf16nope caches; 1..128 heads (padded to 64 or 128); every option; compute capability 9.0"},
-           sm90_sparse_bf16::check,
-           nullptr,
-           sm90_sparse_bf16::plan,
-           sm90_sparse_bf16::estimate_us},
+    Kernel{
+        {"sm90_sparse_bf16", CHIASMA_CUDA, "Hopper, bf16 tensor cores; rows are operands as they lie in shared memory",
+         "bf16 and bf16nope caches; 1..128 heads (padded to 64 or 128); every option; compute capability 9.0"},
+        sm90_sparse_bf16::check,
+        nullptr,
+        sm90_sparse_bf16::plan,
+        sm90_sparse_bf16::estimate_us},
     Kernel{{"sm90_sparse_fp8_crossover", CHIASMA_CUDA,
             "Hopper, f16 tensor cores; the two thread blocks of a cluster dequantise half of the rows each and "
             "exchange them",
