@@ -53,14 +53,14 @@ const std::array kKernels = {
            nullptr,
            plan_cpu},
 #ifdef CHIASMA_HAS_CUDA
-    Kernel{{"sm90_sparse_fp8_direct", CHIASMA_CUDA,
-            "Hopper, f16 tensor cores; rows stay raw in shared memory and are dequantised into operand registers",
-            "v32, v32nope, v4, v41 and fp8 caches in all their layouts; 1..128 heads (padded to 8, 16, 32, 64 or 128); "
-            "every option; compute capability 9.0"},
-           sm90_sparse_fp8_direct::check,
-           nullptr,
-           sm90_sparse_fp8_direct::plan,
-           sm90_sparse_fp8_direct::estimate_us},
+    Kernel{
+        {"sm90_sparse_fp8_direct", CHIASMA_CUDA,
+         "Hopper, f16 tensor cores; rows stay raw in shared memory and are dequantised into operand registers",
+         "caches of every format; 1..128 heads (padded to 8, 16, 32, 64 or 128); every option; compute capability 9.0"},
+        sm90_sparse_fp8_direct::check,
+        nullptr,
+        sm90_sparse_fp8_direct::plan,
+        sm90_sparse_fp8_direct::estimate_us},
     Kernel{
         {"sm90_sparse_bf16", CHIASMA_CUDA, "Hopper, bf16 tensor cores; rows are operands as they lie in shared memory",
          "bf16 and bf16nope caches; 1..128 heads (padded to 64 or 128); every option; compute capability 9.0"},
