@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Hygiene of the tracked files: sizes, paths of somebody's machine, line ends, notes left behind, tables of figures that
-# are not those of bench/results. Prints each finding.
+# Hygiene of the tracked files: sizes, paths of somebody's machine, line ends, notes left behind, tables and plots
+# whose figures are not those of bench/results. Prints each finding.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly MAX_BYTES=$((16 * 1024 * 1024))
@@ -29,7 +29,8 @@ search "white space at the end of the line" '[[:blank:]]+$' '*.h' '*.hpp' '*.c' 
 search "a conflict marker" '^(<<<<<<<|>>>>>>>)( |$)' "$self"
 search "a note to finish later" '(^|[^X-])(TODO|FIXME|XXX)([^X]|$)' "$self"
 
-while IFS= read -r line; do report "$line" "a table of figures"; done < <(scripts/result_tables.py --check | grep 'out of date' || true)
+while IFS= read -r line; do report "$line" "figures"; done < <(
+  { scripts/result_tables.py --check; scripts/plots.py --check; } | grep 'out of date' || true)
 
 ((findings == 0)) && echo "$(git ls-files | wc -l) files, nothing found"
 exit $((findings > 0))

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""scripts/result_tables.py on a copy of the documents and result files: what is stale is named and put right."""
+"""scripts/result_tables.py and plots.py on a copy of the documents and result files: what is stale is named, and tables
+are put right."""
 
 import pathlib
 import shutil
@@ -17,13 +18,14 @@ class ResultTablesTest(unittest.TestCase):
         self.addCleanup(directory.cleanup)
         self.root = pathlib.Path(directory.name)
         documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")]
-        for path in [ROOT / "scripts/result_tables.py", *(ROOT / "bench/results").glob("*.json"), *documents]:
+        programs = [ROOT / "scripts/result_tables.py", ROOT / "scripts/plots.py", *(ROOT / "docs/plots").glob("*.svg")]
+        for path in [*programs, *(ROOT / "bench/results").glob("*.json"), *documents]:
             copy = self.root / path.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy)
 
-    def run_script(self, *arguments):
-        script = self.root / "scripts/result_tables.py"
+    def run_script(self, *arguments, name="result_tables.py"):
+        script = self.root / "scripts" / name
         return subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
 
     def change(self, name, old, new):
@@ -59,8 +61,20 @@ class ResultTablesTest(unittest.TestCase):
         self.change("README.md", "<!-- table format:", "<!-- was table formats:")
         self.assertIn("in no document: formats", self.run_script("--check").stderr)
 
+    def test_plots_are_of_the_results(self):
+        result = self.run_script("--check", name="plots.py")
+        self.assertEqual((result.returncode, result.stdout, result.stderr), (0, "", ""))
+        self.change("bench/results/peers_h200.json", '"256": 361', '"256": 362')
+        (self.root / "docs/plots/cycles_of_a_block.svg").unlink()
+        result = self.run_script("--check", name="plots.py")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("docs/plots/time_over_batch.svg: the plot is out of date", result.stdout)
+        self.assertIn("docs/plots/cycles_of_a_block.svg: the plot is out of date", result.stdout)
+        self.assertNotIn("energy_of_formats", result.stdout)
+
     def test_unknown_arguments(self):
-        self.assertIn("usage:", self.run_script("--chek").stderr)
+        for name in "result_tables.py", "plots.py":
+            self.assertIn("usage:", self.run_script("--chek", name=name).stderr)
 
 
 if __name__ == "__main__":
