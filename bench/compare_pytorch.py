@@ -284,7 +284,7 @@ def main():
     library.chiasma_version.restype = ctypes.c_char_p
     library.chiasma_decode_plan_workspace_bytes.restype = ctypes.c_size_t
     library.chiasma_decode_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-    library.chiasma_decode_oracle.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64] + [ctypes.c_void_p] * 3
+    library.chiasma_decode_oracle.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64] + [ctypes.c_void_p] * 4
     peak_library = ctypes.CDLL(os.path.join(options.build, "bench", "libchiasma_fma_peak.so"))
     peak_library.chiasma_bench_fma_peak.restype = ctypes.c_int64
 

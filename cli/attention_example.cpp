@@ -118,7 +118,7 @@ std::vector<double> oracle_out(const AttentionExample& example, const chiasma_de
   const auto num_heads = static_cast<std::size_t>(rows * example.q_shape[2]);
   std::vector<double> out(num_heads * kValueDim);
   std::vector<double> lse(num_heads);
-  check_status(chiasma_decode_oracle(&args, nullptr, rows, out.data(), lse.data(), nullptr), example.name);
+  check_status(chiasma_decode_oracle(&args, nullptr, rows, out.data(), lse.data(), nullptr, nullptr), example.name);
   return out;
 }
 

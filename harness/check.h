@@ -17,6 +17,11 @@ struct Tolerance {
   double out_of_value;
   double lse;              // times max(1, abs(reference))
   double score_deviation;  // the bounds hold up to here and grow in proportion beyond
+  // What each probability may be off by, of itself; 0: the bounds above hold all that it costs. Elsewhere four times
+  // it, times the rms of the terms that an element is a sum of (term_rms of chiasma_decode_oracle()), is allowed on top
+  // of rounding out, where that is more; of a row, only if its values have very different sizes.
+  double probability = 0;
+  bool rows_are_uneven = false;
 };
 
 enum class KernelClass {

@@ -212,9 +212,11 @@ CHIASMA_API chiasma_status chiasma_decode_run(const chiasma_decode_plan* plan, c
  * (all tensors of args must be there; out and lse of args are ignored and may be absent). rows[n] = request * s_q +
  * query token selects the n-th result; rows NULL means all, in order, and num_rows must then be b * s_q. out [num_rows,
  * h_q, 512], lse [num_rows, h_q]. value_rms [num_rows, h_q], optional: root mean square of the selected V rows weighted
- * by their probabilities, the yardstick for rows whose values cancel. */
+ * by their probabilities, the yardstick for rows whose values cancel. term_rms [num_rows, h_q, 512], optional: the root
+ * of the sum over tokens of (p_t (V[t][c] - out[c]))^2, tokens of equal score added up before they are squared, times
+ * the sink's factor: what rounding the probabilities, each by a share of it, costs an element of out. */
 CHIASMA_API chiasma_status chiasma_decode_oracle(const chiasma_decode_args* args, const int64_t* rows, int64_t num_rows,
-                                                 double* out, double* lse, double* value_rms);
+                                                 double* out, double* lse, double* value_rms, double* term_rms);
 
 /* ---- Merge -------------------------------------------------------------------------------------------------- */
 

@@ -179,7 +179,7 @@ chiasma_status chiasma_decode_run(const chiasma_decode_plan* plan, const chiasma
 }
 
 chiasma_status chiasma_decode_oracle(const chiasma_decode_args* args, const int64_t* rows, int64_t num_rows,
-                                     double* out, double* lse, double* value_rms) {
+                                     double* out, double* lse, double* value_rms, double* term_rms) {
   return guarded([&]() -> Status {
     chiasma::DecodeProblem problem;
     CHIASMA_RETURN_IF_ERROR(chiasma::validate_oracle(args, &problem));
@@ -197,7 +197,8 @@ chiasma_status chiasma_decode_oracle(const chiasma_decode_args* args, const int6
     }
     std::vector<int64_t> all_rows(rows == nullptr ? static_cast<size_t>(num_rows) : 0);
     std::iota(all_rows.begin(), all_rows.end(), int64_t{0});
-    chiasma::cpu::decode_oracle(problem, rows == nullptr ? all_rows.data() : rows, num_rows, out, lse, value_rms);
+    chiasma::cpu::decode_oracle(problem, rows == nullptr ? all_rows.data() : rows, num_rows, out, lse, value_rms,
+                                term_rms);
     return {};
   });
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "cpu/kv_rows.h"
@@ -46,7 +47,34 @@ struct HeadResult {
   double* out;  // [kValueDim]
   double* lse;
   double* value_rms;  // or null
+  double* term_rms;   // [kValueDim], or null
 };
+
+// Of the terms that the row of out (still without its sink) is a sum of. Tokens of equal score are one term, since
+// whatever rounds their probabilities rounds them alike.
+void add_term_rms(const double* keys, int dim, std::int64_t num_keys, const double* scores, const HeadResult& result) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(num_keys));
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  // NaN in front, so that the order is one.
+  std::sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+    return std::isnan(scores[a]) != std::isnan(scores[b]) ? std::isnan(scores[a]) : scores[a] < scores[b];
+  });
+  std::vector<double> term(kValueDim, 0.0);
+  for (std::size_t n = 0; n < order.size(); ++n) {
+    const std::int64_t t = order[n];
+    const double probability = std::exp(scores[t] - *result.lse);
+    for (int c = 0; c < kValueDim; ++c) {
+      term[static_cast<std::size_t>(c)] += probability * (keys[t * dim + c] - result.out[c]);
+    }
+    if (n + 1 < order.size() && scores[order[n + 1]] == scores[t]) continue;
+    for (int c = 0; c < kValueDim; ++c) {
+      double& of_column = term[static_cast<std::size_t>(c)];
+      result.term_rms[c] += of_column * of_column;
+      of_column = 0.0;
+    }
+  }
+  for (int c = 0; c < kValueDim; ++c) result.term_rms[c] = std::sqrt(result.term_rms[c]);
+}
 
 // softmax(sm_scale * q . K) . V for one head over `num_keys` keys; scores is scratch of num_keys.
 void attend(const double* q, int dim, double sm_scale, const double* keys, std::int64_t num_keys, const float* sink,
@@ -54,6 +82,7 @@ void attend(const double* q, int dim, double sm_scale, const double* keys, std::
   std::fill_n(result.out, kValueDim, 0.0);
   *result.lse = -std::numeric_limits<double>::infinity();
   if (result.value_rms != nullptr) *result.value_rms = 0.0;
+  if (result.term_rms != nullptr) std::fill_n(result.term_rms, kValueDim, 0.0);
   if (num_keys == 0) return;
 
   for (std::int64_t t = 0; t < num_keys; ++t) {
@@ -81,6 +110,10 @@ void attend(const double* q, int dim, double sm_scale, const double* keys, std::
 
   // exp(lse) / (exp(lse) + exp(sink)), divided through by exp(lse) so that neither overflows.
   const double factor = sink == nullptr ? 1.0 : 1.0 / (1.0 + std::exp(static_cast<double>(*sink) - *result.lse));
+  if (result.term_rms != nullptr) {
+    add_term_rms(keys, dim, num_keys, scores, result);
+    for (int c = 0; c < kValueDim; ++c) result.term_rms[c] *= factor;
+  }
   for (int c = 0; c < kValueDim; ++c) result.out[c] *= factor;
   if (result.value_rms != nullptr) *result.value_rms = factor * std::sqrt(mean_square);
 }
@@ -88,7 +121,7 @@ void attend(const double* q, int dim, double sm_scale, const double* keys, std::
 }  // namespace
 
 void decode_oracle(const DecodeProblem& problem, const std::int64_t* rows, std::int64_t num_rows, double* out,
-                   double* lse, double* value_rms) {
+                   double* lse, double* value_rms, double* term_rms) {
   const DefaultFloatEnvironment callers_environment;
   const int dim = key_dim(problem.format);
   std::vector<double> keys;
@@ -115,7 +148,8 @@ void decode_oracle(const DecodeProblem& problem, const std::int64_t* rows, std::
         attend(q, dim, problem.sm_scale, keys.data(), num_keys, sink, scores.data() + head * num_keys,
                {.out = out + result * kValueDim,
                 .lse = lse + result,
-                .value_rms = value_rms == nullptr ? nullptr : value_rms + result});
+                .value_rms = value_rms == nullptr ? nullptr : value_rms + result,
+                .term_rms = term_rms == nullptr ? nullptr : term_rms + result * kValueDim});
       }
     }
   }

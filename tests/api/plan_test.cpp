@@ -248,15 +248,17 @@ TEST(Oracle, ChecksItsArguments) {
   problem.args.out = {};
   problem.args.lse = {};
   std::vector<double> out(6 * 4 * 512), lse(6 * 4);
-  EXPECT_EQ(chiasma_decode_oracle(&problem.args, nullptr, 6, out.data(), lse.data(), nullptr), CHIASMA_OK);
-  EXPECT_EQ(chiasma_decode_oracle(&problem.args, nullptr, 5, out.data(), lse.data(), nullptr),
+  EXPECT_EQ(chiasma_decode_oracle(&problem.args, nullptr, 6, out.data(), lse.data(), nullptr, nullptr), CHIASMA_OK);
+  EXPECT_EQ(chiasma_decode_oracle(&problem.args, nullptr, 5, out.data(), lse.data(), nullptr, nullptr),
             CHIASMA_INVALID_ARGUMENT);
   EXPECT_TRUE(last_error_has("num_rows is 5"));
   const std::int64_t rows[] = {5, 6};
-  EXPECT_EQ(chiasma_decode_oracle(&problem.args, rows, 1, out.data(), lse.data(), nullptr), CHIASMA_OK);
-  EXPECT_EQ(chiasma_decode_oracle(&problem.args, rows, 2, out.data(), lse.data(), nullptr), CHIASMA_INVALID_ARGUMENT);
+  EXPECT_EQ(chiasma_decode_oracle(&problem.args, rows, 1, out.data(), lse.data(), nullptr, nullptr), CHIASMA_OK);
+  EXPECT_EQ(chiasma_decode_oracle(&problem.args, rows, 2, out.data(), lse.data(), nullptr, nullptr),
+            CHIASMA_INVALID_ARGUMENT);
   EXPECT_TRUE(last_error_has("rows[1] is 6; allowed are 0 to 5"));
-  EXPECT_EQ(chiasma_decode_oracle(&problem.args, rows, 1, nullptr, lse.data(), nullptr), CHIASMA_INVALID_ARGUMENT);
+  EXPECT_EQ(chiasma_decode_oracle(&problem.args, rows, 1, nullptr, lse.data(), nullptr, nullptr),
+            CHIASMA_INVALID_ARGUMENT);
 }
 
 }  // namespace

@@ -90,7 +90,7 @@ Results results_of(KvFormat format, const PlacedCache& cache) {
   decode.kv_cache = cache.view();
   decode.indices = tensor(indices.data(), CHIASMA_INT32, kCpu, {kB, 1, kTopk});
   std::vector<double> exact_lse(kB * kHeads);
-  check(chiasma_decode_oracle(&decode, nullptr, kB, results.exact.data(), exact_lse.data(), nullptr));
+  check(chiasma_decode_oracle(&decode, nullptr, kB, results.exact.data(), exact_lse.data(), nullptr, nullptr));
   decode.out = tensor(results.out.data(), CHIASMA_BFLOAT16, kCpu, {kB, 1, kHeads, 512});
   decode.lse = tensor(results.lse.data(), CHIASMA_FLOAT32, kCpu, {kB, 1, kHeads});
   decode_on_cpu(decode);

@@ -93,11 +93,12 @@ class BruteForce {
   struct Row {
     std::vector<Real> out;
     Real lse, value_rms;
+    std::vector<Real> term_rms;
   };
 
   Row row(std::int64_t request, std::int64_t query_token, int head) const {
     const std::map<std::int64_t, int> counts = multiplicities(request, query_token);
-    Row result{std::vector<Real>(512, 0), -std::numeric_limits<Real>::infinity(), 0};
+    Row result{std::vector<Real>(512, 0), -std::numeric_limits<Real>::infinity(), 0, std::vector<Real>(512, 0)};
     if (counts.empty()) return result;
 
     const std::size_t rope_begin = table_.front().size() - 64;
@@ -133,7 +134,22 @@ class BruteForce {
         square += weight / denominator * value * value / 512;
       }
     }
-    result.value_rms = std::sqrt(square) * denominator / (denominator + sink_share);
+    const Real sink_factor = denominator / (denominator + sink_share);
+    result.value_rms = std::sqrt(square) * sink_factor;
+    for (std::size_t c = 0; c < 512; ++c) {
+      Real without_sink = 0;
+      for (const auto& [slot, count] : counts) {
+        without_sink +=
+            count * std::exp(scores[slot] - shift) / denominator * table_[static_cast<std::size_t>(slot)][c];
+      }
+      std::map<Real, Real> of_score;
+      for (const auto& [slot, count] : counts) {
+        const Real value = table_[static_cast<std::size_t>(slot)][c] - without_sink;
+        of_score[scores[slot]] += count * std::exp(scores[slot] - shift) / denominator * value;
+      }
+      for (const auto& [score, term] : of_score) result.term_rms[c] += term * term;
+      result.term_rms[c] = std::sqrt(result.term_rms[c]) * sink_factor;
+    }
     return result;
   }
 

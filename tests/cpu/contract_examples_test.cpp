@@ -79,7 +79,7 @@ struct Decoder {
 Decoded run_oracle(const chiasma_decode_args& args) {
   const std::size_t heads = static_cast<std::size_t>(args.q.shape[2]);
   std::vector<double> out(heads * kValueDim), lse(heads);
-  check(chiasma_decode_oracle(&args, nullptr, 1, out.data(), lse.data(), nullptr));
+  check(chiasma_decode_oracle(&args, nullptr, 1, out.data(), lse.data(), nullptr, nullptr));
   Decoded result;
   for (const double value : out) result.out.push_back(to_float(to_bf16(static_cast<float>(value))));
   for (const double value : lse) result.lse.push_back(static_cast<float>(value));

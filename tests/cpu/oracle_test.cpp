@@ -15,16 +15,16 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct OracleResult {
-  std::vector<double> out, lse, value_rms;
+  std::vector<double> out, lse, value_rms, term_rms;
 };
 
 OracleResult run_oracle(const DecodeProblem& problem, const std::vector<std::int64_t>& rows) {
   const std::size_t heads = rows.size() * static_cast<std::size_t>(problem.h_q);
   constexpr double kUnwritten = -12345.0;
   OracleResult result{std::vector<double>(heads * kValueDim, kUnwritten), std::vector<double>(heads, kUnwritten),
-                      std::vector<double>(heads, kUnwritten)};
+                      std::vector<double>(heads, kUnwritten), std::vector<double>(heads * kValueDim, kUnwritten)};
   cpu::decode_oracle(problem, rows.data(), static_cast<std::int64_t>(rows.size()), result.out.data(), result.lse.data(),
-                     result.value_rms.data());
+                     result.value_rms.data(), result.term_rms.data());
   return result;
 }
 
@@ -58,6 +58,8 @@ void expect_equals_brute_force(const DecodeProblem& problem, const std::string& 
       expect_close(actual.value_rms[at], expected.value_rms, rms, what + " value_rms");
       for (std::size_t c = 0; c < kValueDim; ++c) {
         expect_close(actual.out[at * kValueDim + c], expected.out[c], rms, what + " out " + std::to_string(c));
+        expect_close(actual.term_rms[at * kValueDim + c], expected.term_rms[c], rms,
+                     what + " term " + std::to_string(c));
       }
     }
   }
@@ -115,7 +117,7 @@ TEST(Oracle, RowsMayBeAskedForInAnyOrderAndTwice) {
   }
 }
 
-TEST(Oracle, ValueRmsIsOptional) {
+TEST(Oracle, YardsticksAreOptional) {
   const RandomProblem random_problem(ProblemShape{}, 2);
   const DecodeProblem& problem = random_problem.problem;
   const OracleResult expected = run_oracle(problem, all_rows(problem));
@@ -228,6 +230,7 @@ TEST(Oracle, EmptyRowStaysZeroWhateverTheSink) {
   for (const double value : result.out) EXPECT_EQ(value, 0.0);
   for (const double lse : result.lse) EXPECT_EQ(lse, -kInfinity);
   for (const double rms : result.value_rms) EXPECT_EQ(rms, 0.0);
+  for (const double rms : result.term_rms) EXPECT_EQ(rms, 0.0);
 }
 
 }  // namespace

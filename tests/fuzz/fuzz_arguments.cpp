@@ -235,7 +235,7 @@ void run_oracle(const chiasma_decode_args& args) {
   const std::int64_t rows = args.q.rank == 4 ? args.q.shape[0] * args.q.shape[1] : 0;
   std::vector<double> out(static_cast<std::size_t>(rows * args.q.shape[2] * 512));
   std::vector<double> lse(static_cast<std::size_t>(rows * args.q.shape[2]));
-  require_message(chiasma_decode_oracle(&args, nullptr, rows, out.data(), lse.data(), nullptr));
+  require_message(chiasma_decode_oracle(&args, nullptr, rows, out.data(), lse.data(), nullptr, nullptr));
 }
 
 void fuzz_decode(Input& input) {

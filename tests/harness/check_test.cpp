@@ -225,14 +225,14 @@ TEST(Tolerance, ClassesAreOrdered) {
   Case amax;
   amax.scale = CHIASMA_SCALE_AMAX;
   EXPECT_LT(tolerance_of(KernelClass::kCpu, amax).lse, tolerance_of(KernelClass::kGpuF16, amax).lse);
-  // bf16 rows are multiplied by bf16 probabilities, which costs out something and lse nothing.
+  // bf16 rows are multiplied by bf16 probabilities.
   Case unquantised = amax;
   unquantised.fmt = CHIASMA_KV_BF16;
-  EXPECT_LT(tolerance_of(KernelClass::kGpuF16, amax).out_relative_l2,
-            tolerance_of(KernelClass::kGpuF16, unquantised).out_relative_l2);
-  EXPECT_EQ(tolerance_of(KernelClass::kGpuF16, amax).lse, tolerance_of(KernelClass::kGpuF16, unquantised).lse);
-  EXPECT_LT(tolerance_of(KernelClass::kGpuRoundedBf16, pow2).lse, tolerance_of(KernelClass::kGpuRoundedBf16, amax).lse);
-  EXPECT_EQ(class_of_kernel("cpu_simd", CHIASMA_CPU), KernelClass::kCpu);
+  EXPECT_EQ(tolerance_of(KernelClass::kGpuF16, amax).probability, 0);
+  EXPECT_EQ(tolerance_of(KernelClass::kGpuF16, unquantised).probability, 0x1p-9);
+  EXPECT_FALSE(tolerance_of(KernelClass::kGpuF16, unquantised).rows_are_uneven);
+  unquantised.dist = Distribution::kOutlier;
+  EXPECT_TRUE(tolerance_of(KernelClass::kGpuF16, unquantised).rows_are_uneven);
 }
 
 TEST(Statistics, PercentilesInterpolate) {

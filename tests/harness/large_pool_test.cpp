@@ -49,7 +49,8 @@ void decode_over(const Workload& source, const Pool& pool, const std::byte* memo
   chiasma_decode_plan_destroy(plan);
 
   std::vector<double> oracle_out(kHeads * kValueDim), oracle_lse(kHeads);
-  ASSERT_EQ(chiasma_decode_oracle(&args, nullptr, 1, oracle_out.data(), oracle_lse.data(), nullptr), CHIASMA_OK)
+  ASSERT_EQ(chiasma_decode_oracle(&args, nullptr, 1, oracle_out.data(), oracle_lse.data(), nullptr, nullptr),
+            CHIASMA_OK)
       << chiasma_last_error();
   for (std::size_t head = 0; head < kHeads; ++head) EXPECT_NEAR(result->lse[head], oracle_lse[head], 1e-4);
 }
