@@ -81,10 +81,9 @@ Entry prepare(harness::Workload& workload, harness::Device& device, const std::s
     entry.problem = error.message;
     return entry;
   }
-  const auto kernel_class = harness::class_of_kernel(entry.kernel, device.id().kind);
   harness::CheckOptions check_options;
   check_options.max_multiply_adds = kCheckMultiplyAdds;
-  entry.report = harness::check(workload, harness::tolerance_of(kernel_class, workload.spec()), check_options);
+  entry.report = harness::check(workload, harness::tolerance_of(device.id().kind, workload.spec()), check_options);
   entry.problem = entry.report->failure;
   entry.runner = std::move(runner);
   return entry;

@@ -98,8 +98,8 @@ Prepared prepare(harness::Workload& workload, harness::Device& device, const cha
   }
   harness::CheckOptions check_options;
   check_options.max_multiply_adds = kCheckMultiplyAdds;
-  const auto kernel_class = harness::class_of_kernel(kernel, device.id().kind);
-  prepared.time.report = harness::check(workload, harness::tolerance_of(kernel_class, workload.spec()), check_options);
+  prepared.time.report =
+      harness::check(workload, harness::tolerance_of(device.id().kind, workload.spec()), check_options);
   if (!prepared.time.report.passed) {
     throw CommandError(kExitCheckFailed,
                        fmt::format("{} is wrong, not timed: {}", kernel, prepared.time.report.failure));

@@ -70,8 +70,7 @@ Outcome verify(const harness::Case& spec, harness::Device& device, const Options
     outcome.message = run_error.message;
     return outcome;
   }
-  const harness::Tolerance tolerance =
-      harness::tolerance_of(harness::class_of_kernel(outcome.kernel, device.id().kind), spec);
+  const harness::Tolerance tolerance = harness::tolerance_of(device.id().kind, spec);
   harness::CheckOptions check_options;
   if (options.all_rows) check_options.max_multiply_adds = std::numeric_limits<double>::infinity();
   outcome.report = harness::check(*workload, tolerance, check_options);

@@ -230,28 +230,16 @@ std::vector<std::int64_t> choose_rows(const Case& spec, const CheckOptions& opti
 
 }  // namespace
 
-Tolerance tolerance_of(KernelClass kernel_class, const Case& spec) {
+Tolerance tolerance_of(chiasma_device_kind device, const Case& spec) {
   constexpr double kOutOfRms = 1e-2;
   constexpr double kOutOfValue = 0x1p-8;
-  switch (kernel_class) {
-    case KernelClass::kCpu: return {"cpu", 2.2e-3, kOutOfRms, kOutOfValue, 2e-5, 6.0};
-    case KernelClass::kGpuF16:
-      if (spec.fmt == CHIASMA_KV_BF16 || spec.fmt == CHIASMA_KV_BF16_NOPE) {
-        // With values of very different sizes a row may be made up of roundings.
-        const bool is_uneven = spec.dist == Distribution::kOutlier || spec.dist == Distribution::kExtreme;
-        return {"gpu, probabilities in bf16", 4e-3, kOutOfRms, kOutOfValue, 5e-4, 6.0, 0x1p-9, is_uneven};
-      }
-      return {"gpu, f16", 2.2e-3, kOutOfRms, kOutOfValue, 5e-4, 6.0};
-    case KernelClass::kGpuRoundedBf16: break;
+  if (device == CHIASMA_CPU) return {"cpu", 2.2e-3, kOutOfRms, kOutOfValue, 2e-5, 6.0};
+  if (spec.fmt == CHIASMA_KV_BF16 || spec.fmt == CHIASMA_KV_BF16_NOPE) {
+    // With values of very different sizes a row may be made up of roundings.
+    const bool is_uneven = spec.dist == Distribution::kOutlier || spec.dist == Distribution::kExtreme;
+    return {"gpu, probabilities in bf16", 4e-3, kOutOfRms, kOutOfValue, 5e-4, 6.0, 0x1p-9, is_uneven};
   }
-  // Codes times a power of two are exact in bf16, so that only probabilities are rounded.
-  const bool exact_keys = spec.fmt != CHIASMA_KV_V32 || spec.scale == CHIASMA_SCALE_POW2;
-  return {"gpu, rounded to bf16", 4e-3, kOutOfRms, kOutOfValue, exact_keys ? 2e-4 : 3e-3, 1.0};
-}
-
-KernelClass class_of_kernel(const std::string& kernel, chiasma_device_kind device) {
-  if (device == CHIASMA_CPU) return KernelClass::kCpu;
-  return kernel.find("rounded") != std::string::npos ? KernelClass::kGpuRoundedBf16 : KernelClass::kGpuF16;
+  return {"gpu", 2.2e-3, kOutOfRms, kOutOfValue, 5e-4, 6.0};
 }
 
 CheckReport check(const Workload& workload, const Tolerance& tolerance, const CheckOptions& options) {

@@ -24,15 +24,8 @@ struct Tolerance {
   bool rows_are_uneven = false;
 };
 
-enum class KernelClass {
-  kCpu,
-  kGpuF16,          // K and V stay exact or are rounded to f16
-  kGpuRoundedBf16,  // dequantised K and V are rounded to bf16
-};
-
-Tolerance tolerance_of(KernelClass kernel_class, const Case& spec);
-// The class of a registry name.
-KernelClass class_of_kernel(const std::string& kernel, chiasma_device_kind device);
+// Of a device's kernels: none rounds a key, and those of a GPU round values or probabilities to 16 bits.
+Tolerance tolerance_of(chiasma_device_kind device, const Case& spec);
 
 struct CheckOptions {
   // The oracle may cost this many multiply-adds; where all rows would cost more, the first, the last and hashed ones

@@ -133,8 +133,7 @@ void GpuTest::run_reference(Prepared& prepared) {
   const Case& spec = prepared.workload->spec();
   ASSERT_TRUE(prepared.runner->launch(&error)) << to_line(spec) << "\n" << error.message;
   ASSERT_TRUE(prepared.runner->fetch(&error)) << to_line(spec) << "\n" << error.message;
-  const KernelClass kernel_class = class_of_kernel(prepared.runner->kernel(), CHIASMA_CUDA);
-  const CheckReport report = check(*prepared.workload, tolerance_of(kernel_class, spec),
+  const CheckReport report = check(*prepared.workload, tolerance_of(CHIASMA_CUDA, spec),
                                    {.max_multiply_adds = kCheckMultiplyAdds, .rows = {}});
   ASSERT_TRUE(report.passed) << to_line(spec) << "\n" << report.failure;
   // Once more, with guard zones that look as those of all later runs.

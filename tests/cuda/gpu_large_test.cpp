@@ -96,9 +96,8 @@ class GpuLarge : public GpuKernelTest {
         ASSERT_TRUE(device_->copy_to_host(static_cast<std::byte*>(outputs[n]->data), outputs_[n].tile(tile),
                                           outputs_[n].tile_bytes));
       }
-      const KernelClass kernel_class = class_of_kernel(prepared.runner->kernel(), CHIASMA_CUDA);
       const CheckReport report =
-          check(*prepared.workload, tolerance_of(kernel_class, spec), {.max_multiply_adds = 2e8, .rows = {0, 31, 63}});
+          check(*prepared.workload, tolerance_of(CHIASMA_CUDA, spec), {.max_multiply_adds = 2e8, .rows = {0, 31, 63}});
       EXPECT_TRUE(report.passed) << "tile " << tile << " of " << to_line(spec) << "\n" << report.failure;
     }
   }
@@ -181,8 +180,7 @@ TEST_P(GpuLarge, PoolOfMostOfTheMemory) {
   RunError error;
   ASSERT_TRUE(prepared->runner->fetch(&error)) << error.message;
   const Case& spec = prepared->workload->spec();
-  const CheckReport report =
-      check(*prepared->workload, tolerance_of(class_of_kernel(runner.kernel(), CHIASMA_CUDA), spec));
+  const CheckReport report = check(*prepared->workload, tolerance_of(CHIASMA_CUDA, spec));
   EXPECT_TRUE(report.passed) << report.failure;
 }
 

@@ -58,8 +58,8 @@ class GpuRandomCases : public GpuTest {
     *done = runner != nullptr;
     if (runner == nullptr) return error.status == CHIASMA_UNSUPPORTED ? "" : error.message;
     if (!runner->launch(&error) || !runner->fetch(&error)) return error.message;
-    const CheckReport report = check(*workload, tolerance_of(class_of_kernel(kernel, CHIASMA_CUDA), spec),
-                                     {.max_multiply_adds = kMaxMultiplyAdds, .rows = {}});
+    const CheckReport report =
+        check(*workload, tolerance_of(CHIASMA_CUDA, spec), {.max_multiply_adds = kMaxMultiplyAdds, .rows = {}});
     if (!report.passed) return report.failure;
     const std::vector<std::byte> first = output_bytes(*workload);
     constexpr int kNanByte = 0xff;

@@ -39,7 +39,7 @@ class CheckTest : public testing::Test {
     ASSERT_TRUE(run_case(*workload_, *device_, {}, nullptr, &error)) << error.message;
   }
 
-  Tolerance tolerance() const { return tolerance_of(KernelClass::kCpu, workload_->spec()); }
+  Tolerance tolerance() const { return tolerance_of(CHIASMA_CPU, workload_->spec()); }
   CheckReport report(const CheckOptions& options = {}) const { return check(*workload_, tolerance(), options); }
 
   bf16_t* out(std::int64_t b, std::int64_t s, std::int64_t h) const {
@@ -220,19 +220,18 @@ TEST_F(CheckTest, BigCasesAreSampledWithTheirEnds) {
   EXPECT_EQ(report(options).rows_checked, 1);
 }
 
-TEST(Tolerance, ClassesAreOrdered) {
-  Case pow2;
+TEST(Tolerance, IsThatOfTheDeviceAndTheFormat) {
   Case amax;
   amax.scale = CHIASMA_SCALE_AMAX;
-  EXPECT_LT(tolerance_of(KernelClass::kCpu, amax).lse, tolerance_of(KernelClass::kGpuF16, amax).lse);
+  EXPECT_LT(tolerance_of(CHIASMA_CPU, amax).lse, tolerance_of(CHIASMA_CUDA, amax).lse);
   // bf16 rows are multiplied by bf16 probabilities.
   Case unquantised = amax;
   unquantised.fmt = CHIASMA_KV_BF16;
-  EXPECT_EQ(tolerance_of(KernelClass::kGpuF16, amax).probability, 0);
-  EXPECT_EQ(tolerance_of(KernelClass::kGpuF16, unquantised).probability, 0x1p-9);
-  EXPECT_FALSE(tolerance_of(KernelClass::kGpuF16, unquantised).rows_are_uneven);
+  EXPECT_EQ(tolerance_of(CHIASMA_CUDA, amax).probability, 0);
+  EXPECT_EQ(tolerance_of(CHIASMA_CUDA, unquantised).probability, 0x1p-9);
+  EXPECT_FALSE(tolerance_of(CHIASMA_CUDA, unquantised).rows_are_uneven);
   unquantised.dist = Distribution::kOutlier;
-  EXPECT_TRUE(tolerance_of(KernelClass::kGpuF16, unquantised).rows_are_uneven);
+  EXPECT_TRUE(tolerance_of(CHIASMA_CUDA, unquantised).rows_are_uneven);
 }
 
 TEST(Statistics, PercentilesInterpolate) {

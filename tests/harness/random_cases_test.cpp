@@ -39,7 +39,7 @@ std::string problem_of(const Case& spec) {
   const std::vector<std::byte> with_one_thread = output_bytes(*workload);
   if (!run_case(*workload, *device, {}, nullptr, &error)) return error.message;
   if (output_bytes(*workload) != with_one_thread) return "the number of threads changes the result's bits";
-  return check(*workload, tolerance_of(KernelClass::kCpu, spec)).failure;
+  return check(*workload, tolerance_of(CHIASMA_CPU, spec)).failure;
 }
 
 TEST(RandomCases, CpuMatchesTheOracle) {
